@@ -1,0 +1,47 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Both make .venv themselves with plain venv and pip, from the pins in constraints.txt.
+PYTHON ?= python3
+BIN    := .venv/bin
+READY  := .venv/.ready
+
+# What matters on a CPU: no spinning OpenMP threads, no page faults for every big activation,
+# and never a look at a model hub.
+export OMP_WAIT_POLICY ?= passive
+export GOMP_SPINCOUNT ?= 0
+export MALLOC_MMAP_MAX_ ?= 0
+export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test test-all lint bench clean
+.DEFAULT_GOAL := test
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "FastRL needs Python 3.11, 3.12 or 3.13; $(PYTHON) is `$(PYTHON) -V`. Choose one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[trl,report,dev]"
+	@touch $(READY)
+
+demo: $(READY)          ## train stock GRPO and GRPO + FastRL side by side; print a table, draw a figure
+	$(BIN)/fastrl train recipes/testbed/quickstart.yaml
+
+test: $(READY) lint     ## style, types, layers and every test that is not slow
+	$(BIN)/pytest -m "not slow"
+
+test-all: $(READY) lint ## the same and the slow tests
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(READY)         ## the three figures of docs/benchmarks.md (about 40 minutes on two cores)
+	$(BIN)/python benchmarks/selection_cost.py
+	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/time_to_accuracy.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
