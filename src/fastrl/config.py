@@ -1,0 +1,168 @@
+"""`FastRLConfig`: every setting, its rule, and its reason. The defaults are the published setting."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from fastrl.budgets import BUDGETS
+from fastrl.pruners import PRUNERS
+from fastrl.types import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastRLConfig:
+    """How rollouts are pruned and budgeted. `FastRLConfig()` is the published setting.
+
+    Args:
+        pruner: none | mdap | advantage_only | random.
+        tau: MDAP's similarity threshold in [0, 1]; 0 keeps everything, 1 about one per class.
+        ngram: Tokens per n-gram of the similarity.
+        compare: kept (paper: with all kept rollouts of a class) | seed (released script: its first).
+        advantage_tol: |A_i - A_j| below this is the same class.
+        representative: first (paper) | random: which member of a cluster is trained on.
+        weighting: A survivor weighs (cluster size) ** weighting: 0 = paper, 1 = unbiased.
+        keep_share: Share that the random pruner keeps, in (0, 1].
+        zero_variance: Groups whose rewards (or outcomes) are all equal: keep_one (paper: one class
+            of A = 0, of which the pruner keeps at least one) | drop | keep_all.
+        denominator: What the loss divides by: kept (paper: what is trained on) | live (rollouts of
+            groups with signal) | full (all rollouts: dropping A = 0 then changes nothing).
+        budget: fixed | ars: how many rollouts the next step samples per prompt.
+        min_rollouts: Floor under the budget, at least 2 (one rollout has no baseline).
+        max_rollouts: Ceiling; None = the engine's own number, which it may not exceed.
+        align: How the kept count reaches a multiple of the ranks: top_up (paper: pruned rollouts of
+            highest |A|) | dummy (rows without weight).
+        outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
+        max_empty_steps: Steps in a row without any signal, after which training stops with an
+            explanation.
+        trace: Write a record of every rollout and its fate to the run folder.
+        seed: Of every random choice, together with the step.
+
+    Raises:
+        ConfigError: a value out of range, or a combination that cannot work.
+    """
+
+    pruner: str = "mdap"
+    tau: float = 0.8
+    ngram: int = 1
+    compare: str = "kept"
+    advantage_tol: float = 1e-4
+    representative: str = "first"
+    weighting: float = 0.0
+    keep_share: float = 0.5
+    zero_variance: str = "keep_one"
+    denominator: str = "kept"
+    budget: str = "ars"
+    min_rollouts: int = 2
+    max_rollouts: int | None = None
+    align: str = "top_up"
+    outcome_key: str | None = None
+    max_empty_steps: int = 10
+    trace: bool = False
+    seed: int = 0
+
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "pruner": tuple(PRUNERS),
+        "compare": ("kept", "seed"),
+        "representative": ("first", "random"),
+        "zero_variance": ("keep_one", "drop", "keep_all"),
+        "denominator": ("kept", "live", "full"),
+        "budget": tuple(BUDGETS),
+        "align": ("top_up", "dummy"),
+    }
+    _ranges: ClassVar[dict[str, tuple[float, float, str]]] = {
+        "tau": (0.0, 1.0, "it is a share of n-grams that differ"),
+        "ngram": (1, 64, "an n-gram has at least one token"),
+        "advantage_tol": (1e-12, 1.0, "0 would split equal advantages by rounding noise"),
+        "weighting": (0.0, 1.0, "0 is the paper's weighting, 1 the unbiased one"),
+        "keep_share": (1e-6, 1.0, "it is the share of rollouts to keep"),
+        "min_rollouts": (2, 4096, "one rollout alone has no baseline"),
+        "max_rollouts": (2, 4096, "one rollout alone has no baseline"),
+        "max_empty_steps": (1, 10**9, "it counts steps"),
+        "seed": (0, 2**63 - 1, "it seeds the generators"),
+    }
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_type(field.name, getattr(self, field.name), str(field.type))
+        for name, choices in self._choices.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(
+                    f"{name}: {value!r} is not one of {', '.join(choices)}.{_suggest(value, choices)}"
+                )
+        for name, (low, high, reason) in self._ranges.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name}: {value} is outside [{low:g}, {high:g}]: {reason}.")
+        if self.max_rollouts is not None and self.max_rollouts < self.min_rollouts:
+            raise ConfigError(
+                f"max_rollouts: {self.max_rollouts} is below min_rollouts: {self.min_rollouts}. "
+                "Raise one or lower the other."
+            )
+        if self.weighting > 0 and self.align == "top_up":
+            raise ConfigError(
+                f"weighting: {self.weighting} asks for survivors that stand for their cluster, but align: top_up "
+                "adds rollouts back by |A|, which no weight makes unbiased. Set align: dummy."
+            )
+        if self.weighting > 0 and self.pruner == "mdap" and self.representative == "first":
+            raise ConfigError(
+                f"weighting: {self.weighting} with representative: first always lets the first rollout speak for "
+                "its cluster, which is not unbiased. Set representative: random."
+            )
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any] | None) -> "FastRLConfig":
+        """Build from a mapping (a YAML block); unknown keys are errors with a suggestion."""
+        settings = dict(settings or {})
+        names = [field.name for field in dataclasses.fields(cls)]
+        for key in settings:
+            if key not in names:
+                raise ConfigError(
+                    f"{key!r} is not a setting of FastRL.{_suggest(key, names)} All: {', '.join(names)}."
+                )
+        return cls(**settings)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "FastRLConfig":
+        """Read a YAML file: either the settings themselves, or a recipe with a `fastrl:` block."""
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if content is not None and not isinstance(content, dict):
+            raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}.")
+        if content and "fastrl" in content:
+            content = content["fastrl"]
+        return cls.from_dict(content)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as plain values, in the order of the documentation."""
+        return dataclasses.asdict(self)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether this configuration changes nothing: the engine's own algorithm."""
+        return self.pruner == "none" and self.budget == "fixed" and self.zero_variance != "drop"
+
+
+def _check_type(name: str, value: Any, annotation: str) -> None:
+    """YAML knows no types: catch `tau: "0.8"` and `ngram: 1.5` here, not in the middle of a run."""
+    allowed: dict[str, tuple[type, ...]] = {
+        "str": (str,),
+        "int": (int,),
+        "float": (int, float),
+        "bool": (bool,),
+    }
+    expected, _, optional = annotation.replace("<class '", "").replace("'>", "").partition(" | ")
+    if optional and value is None:
+        return
+    wrong_bool = isinstance(value, bool) and expected != "bool"
+    if wrong_bool or not isinstance(value, allowed[expected]):
+        raise ConfigError(f"{name}: {value!r} is a {type(value).__name__}; this setting takes a {expected}.")
+
+
+def _suggest(value: Any, choices: Any) -> str:
+    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,83 @@
+"""How different two rollouts are: the Jaccard distance of their sets of token n-grams (paper, Eq. 7)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def ngram_set(tokens_T: Sequence[int], n: int = 1) -> frozenset[tuple[int, ...]]:
+    """Return N(o), the set of token n-grams of a response.
+
+    A response shorter than n counts as one n-gram, so that two equal short answers are equal; an
+    empty response has the empty set.
+    """
+    tokens = tuple(int(t) for t in tokens_T)
+    if len(tokens) < n:
+        return frozenset([tokens]) if tokens else frozenset()
+    return frozenset(tokens[i : i + n] for i in range(len(tokens) - n + 1))
+
+
+def jaccard_distance(a: frozenset, b: frozenset) -> float:
+    """Return theta = 1 - |a & b| / |a | b|, in [0, 1]; 0 for two empty sets (Eq. 7)."""
+    union = len(a | b)
+    return 1.0 - len(a & b) / union if union else 0.0
+
+
+def jaccard_distances(tokens_G: Sequence[Sequence[int]], n: int = 1) -> np.ndarray:
+    """Return the (G, G) matrix of `jaccard_distance(ngram_set(i, n), ngram_set(j, n))`.
+
+    One sort of the group's n-grams and one product of a 0/1 matrix: exact, and linear in the
+    number of tokens up to the sort's logarithm.
+    """
+    num_rollouts = len(tokens_G)
+    gram, row = _ngram_ids(tokens_G, n)
+    # One key per (n-gram, rollout), sorted and without duplicates: the elements of all sets.
+    bits = num_rollouts.bit_length()
+    key = gram << bits | row
+    if key.max(initial=0) < np.iinfo(np.int32).max:
+        key = key.astype(np.int32)  # sorts twice as fast
+    key.sort()
+    key = key[_run_starts(key)]
+    gram, row = key >> bits, key & ((1 << bits) - 1)
+    position = _run_starts(gram).cumsum() - 1
+    member = np.zeros((int(position[-1]) + 1 if len(key) else 0, num_rollouts), dtype=np.float32)
+    member.ravel()[position * num_rollouts + row] = 1.0
+    shared_GG = (member.T @ member).astype(np.float64)
+    size_G = shared_GG.diagonal()
+    union_GG = size_G[:, None] + size_G[None, :] - shared_GG
+    union_GG[union_GG == 0] = np.inf  # two empty sets are equal
+    return np.where(np.isinf(union_GG), 0.0, 1.0 - shared_GG / union_GG)
+
+
+def _run_starts(sorted_values: np.ndarray) -> np.ndarray:
+    """Mark the first element of every run of equal values."""
+    starts = np.ones(len(sorted_values), dtype=bool)
+    np.not_equal(sorted_values[1:], sorted_values[:-1], out=starts[1:])
+    return starts
+
+
+def _ngram_ids(tokens_G: Sequence[Sequence[int]], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Number the n-grams of a group: (ids, rollout of each), equal ids for equal n-grams only."""
+    rows = [np.asarray(tokens, dtype=np.int64) for tokens in tokens_G]
+    if n == 1:
+        gram = np.concatenate(rows)
+        return gram - (gram.min() if len(gram) else 0), np.repeat(
+            np.arange(len(rows)), [len(r) for r in rows]
+        )
+    # A response shorter than n is filled up with -1, which is no token: one n-gram of its own kind.
+    rows = [np.pad(r, (0, n - len(r)), constant_values=-1) if 0 < len(r) < n else r for r in rows]
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(r, n) if len(r) else np.zeros((0, n), int) for r in rows
+    ]
+    columns = np.concatenate(windows).T
+    gram = np.zeros(columns.shape[1], dtype=np.int64)
+    for column in columns:  # (id of the first k tokens, next token) -> id of the first k + 1 tokens
+        _, token = np.unique(column, return_inverse=True)
+        _, gram = np.unique(gram * (token.max(initial=0) + 1) + token, return_inverse=True)
+    return gram, np.repeat(np.arange(len(rows)), [len(w) for w in windows])
+
+
+def mean_similarity(distance_GG: np.ndarray, classes: Sequence[Sequence[int]]) -> float:
+    """Return the mean of 1 - theta over all pairs inside the classes; NaN where no class has two members."""
+    pairs = [1.0 - distance_GG[np.ix_(c, c)][np.triu_indices(len(c), 1)] for c in classes if len(c) > 1]
+    return float(np.concatenate(pairs).mean()) if pairs else float("nan")

@@ -1,0 +1,122 @@
+"""The two value types that cross every boundary, and the errors a user can cause.
+
+Shape suffixes, used in the whole package:
+
+    _P   one entry per prompt of a step
+    _G   one entry per rollout of a group, in sampling order
+    _GG  one entry per pair of rollouts of a group
+    _T   one entry per token of a rollout
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+UNSCORABLE = -1
+"""`Selection.cluster_G` of a rollout without a reward: no kept rollout stands for it."""
+
+
+class FastRLError(ValueError):
+    """What a user can cause and mend. The message says what was given, the rule, why, and the remedy."""
+
+
+class ConfigError(FastRLError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class GroupError(FastRLError):
+    """Rollouts, rewards or advantages that do not form a valid group."""
+
+
+class StateError(FastRLError):
+    """A saved state that does not belong to this configuration or version."""
+
+
+class NoSignalError(FastRLError):
+    """Too many steps in a row in which no group had anything to learn from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All rollouts of one prompt in one step, in sampling order.
+
+    Args:
+        prompt_id: Stable key of the prompt in its data set; never the prompt's text.
+        tokens_G: G sequences of response token ids, without padding. Empty responses are legal.
+        rewards_G: (G,) total rewards. NaN marks a rollout that no reward function could score.
+        advantages_G: (G,) advantages from the engine, over the full group; None = computed here.
+        outcomes_G: (G,) raw task results (e.g. 0/1 correctness) that decide whether the group has
+            zero variance; None = the rewards decide. A total reward that was shaped (length,
+            format) can vary in a group whose answers are all wrong.
+
+    Raises:
+        GroupError: lengths that differ, an infinite reward, or a non-finite advantage.
+    """
+
+    prompt_id: str
+    tokens_G: Sequence[Sequence[int]]
+    rewards_G: np.ndarray
+    advantages_G: np.ndarray | None = None
+    outcomes_G: np.ndarray | None = None
+    num_rollouts: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "num_rollouts", len(self.tokens_G))
+        if self.num_rollouts == 0:
+            raise GroupError(
+                f"prompt {self.prompt_id!r}: a group needs at least one rollout, got none. "
+                "Leave out prompts that were not sampled."
+            )
+        for name in ("rewards_G", "advantages_G", "outcomes_G"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            values = np.asarray(values, dtype=np.float64)
+            if values.shape != (self.num_rollouts,):
+                raise GroupError(
+                    f"prompt {self.prompt_id!r}: {name} has shape {values.shape}, but the group has "
+                    f"{self.num_rollouts} rollouts. One value per rollout is needed; nothing is broadcast. "
+                    "Check that the reward function returns one reward per rollout."
+                )
+            set_field(self, name, values)
+        if np.isinf(self.rewards_G).any():
+            raise GroupError(
+                f"prompt {self.prompt_id!r}: rollout {int(np.isinf(self.rewards_G).argmax())} has the reward "
+                f"{self.rewards_G[np.isinf(self.rewards_G)][0]}. Rewards must be finite, or NaN for a rollout "
+                "that cannot be scored: an infinite one makes the whole group's advantages NaN."
+            )
+        if self.advantages_G is not None and not np.isfinite(self.advantages_G).all():
+            raise GroupError(
+                f"prompt {self.prompt_id!r}: advantages {self.advantages_G.tolist()} are not all finite. "
+                "Give 0 for a rollout that cannot be scored."
+            )
+
+    @property
+    def scorable_G(self) -> np.ndarray:
+        """(G,) bool: rollouts that have a reward."""
+        return ~np.isnan(self.rewards_G)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What to train on in one group.
+
+    Args:
+        keep_G: (G,) bool.
+        weight_G: (G,) float, 0 exactly where dropped; multiplies the advantage.
+        cluster_G: (G,) int: index of the kept rollout that stands for this one; `UNSCORABLE` (-1)
+            for a rollout without a reward, and for all rollouts of a dropped group.
+        reason: Which rule decided: a pruner's name, "zero_variance" or "unscorable".
+    """
+
+    keep_G: np.ndarray
+    weight_G: np.ndarray
+    cluster_G: np.ndarray
+    reason: str
+
+    @property
+    def num_kept(self) -> int:
+        """The retained count G' of the paper, before any alignment."""
+        return int(self.keep_G.sum())
