@@ -1,0 +1,121 @@
+"""Stage clocks for a TRL GRPO trainer: how long generation, rewards, log-probs and the update take."""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:  # a mixin: its methods are those of the trainer it is mixed into
+    from trl import GRPOTrainer as _Host
+else:
+    _Host = object
+
+STAGES = ("generation", "rewards", "old_ref", "select", "update")
+
+_EXPECTED = {
+    "__init__": "model reward_funcs args train_dataset eval_dataset processing_class",
+    "_calculate_rewards": "inputs prompts completions completion_ids_list",
+    "_compute_loss": "model inputs",
+    "_generate": "prompts",
+    "_generate_and_score_completions": "inputs",
+    "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep batch_size compute_entropy",
+    "_get_train_sampler": "dataset",
+    "_load_optimizer_and_scheduler": "checkpoint",
+    "_prepare_inputs": "generation_batch",
+    "_save_checkpoint": "model trial",
+    "_set_signature_columns_if_needed": "",
+    "_tokenize_prompts": "prompts",
+    "get_train_dataloader": "",
+    "training_step": "model inputs num_items_in_batch",
+}
+"""Leading parameters of the TRL methods that we override or call; a new TRL that differs must be looked at."""
+
+
+def differing_signatures(trainer_class: type) -> list[str]:
+    """Name each method of a GRPO trainer whose leading parameters are not those this adapter was written for."""
+    problems = []
+    for name, expected in _EXPECTED.items():
+        method = getattr(trainer_class, name, None)
+        if method is None:
+            problems.append(f"{trainer_class.__name__}.{name} does not exist")
+            continue
+        found = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+        if "args" in found and "kwargs" in found:  # a subclass that passes everything on
+            continue
+        wanted = expected.split()
+        if found[: len(wanted)] != wanted:
+            problems.append(f"{trainer_class.__name__}.{name} takes {found}, expected {wanted} first")
+    return problems
+
+
+class StageTimesMixin(_Host):
+    """Log the seconds of each stage of an optimizer step as `fastrl/time/<stage>_s`; change nothing else.
+
+    "update" is forward, loss and backward. On an accelerator every stage waits for the device, so
+    that its work is counted where it was asked for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._stage_s = dict.fromkeys((*STAGES, "prepare"), 0.0)
+        super().__init__(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        self._wait_for_device()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._wait_for_device()
+            self._stage_s[stage] += time.perf_counter() - start
+
+    def _wait_for_device(self) -> None:
+        if self.accelerator.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def _log_metric_value(self, name: str, value: float) -> None:
+        """Hand a value to TRL's own averaging and reporting."""
+        self._metrics["train"][f"fastrl/{name}"].append(value)
+
+    def _generate(self, prompts: list) -> Any:
+        if not self.model.training:
+            return super()._generate(prompts)
+        with self._clock("generation"):
+            return super()._generate(prompts)
+
+    def _calculate_rewards(
+        self, inputs: list, prompts: list, completions: list, completion_ids_list: list
+    ) -> Any:
+        if not self.model.training:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self._clock("rewards"):
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.model.training or torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        with self._clock("old_ref"):
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        with self._clock("prepare"):
+            return super()._prepare_inputs(generation_batch)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
+        prepared_s = self._stage_s["prepare"]
+        self._wait_for_device()
+        start = time.perf_counter()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._wait_for_device()
+        self._stage_s["update"] += time.perf_counter() - start - (self._stage_s["prepare"] - prepared_s)
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._log_stage_times()
+        return loss
+
+    def _log_stage_times(self) -> None:
+        for stage in STAGES:
+            self._log_metric_value(f"time/{stage}_s", self._stage_s[stage])
+        self._stage_s = dict.fromkeys(self._stage_s, 0.0)
