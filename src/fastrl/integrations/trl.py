@@ -74,6 +74,14 @@ class FastRLMixin(StageTimesMixin):
         ConfigError: a setting of the trainer that FastRL cannot serve; says which and what to do.
     """
 
+    # What TRL's trainer holds and this class sets, for a while or for good.
+    num_generations: int
+    beta: float
+    processing_class: Any
+    current_gradient_accumulation_steps: float
+    _signature_columns: list[str] | None
+    _tag_names: list[str]
+
     def __init__(self, *args: Any, fastrl: FastRLConfig | None = None, **kwargs: Any) -> None:
         mro = type(self).__mro__
         problems = differing_signatures(mro[mro.index(StageTimesMixin) + 1])
@@ -110,8 +118,8 @@ class FastRLMixin(StageTimesMixin):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if PROMPT_ID not in self._signature_columns:
-            self._signature_columns = [*self._signature_columns, PROMPT_ID]
+        columns = self._signature_columns or []
+        self._signature_columns = columns if PROMPT_ID in columns else [*columns, PROMPT_ID]
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         return PromptSampler(
@@ -293,6 +301,7 @@ class FastRLMixin(StageTimesMixin):
             rng=self.fastrl.rng(purpose=1),
         )
         trained = [row for plan in plans for step in plan.steps_R[rank] for row in step or [] if row >= 0]
+        self._round_sizes = sum(size_P), len(trained)
         self._log_metric_value("rollouts", float(sum(size_P)))
         self._log_metric_value("trained/rows", float(len(trained)))
         self._log_metric_value("trained/tokens", float(tokens_N[trained].sum()))
@@ -384,6 +393,14 @@ class FastRLMixin(StageTimesMixin):
         return loss * (num_tokens * spread / plan.denominators.tokens)
 
     # Records and state.
+
+    def _log_stage_times(self) -> None:
+        """Add what the pruned rows would have cost, at the price per row of this step's survivors."""
+        num_sampled, num_trained = self._round_sizes
+        spent_s = self._stage_s["update"] + self._stage_s["old_ref"]
+        saved_s = spent_s * (num_sampled / num_trained - 1) if num_trained else 0.0
+        self._log_metric_value("time/saved_est_s", saved_s)
+        super()._log_stage_times()
 
     def _report_round(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
         for name, value in self.fastrl.metrics().items():
