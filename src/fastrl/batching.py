@@ -4,7 +4,7 @@ Rows are the rollouts of a step over all ranks, numbered group by group in sampl
 generated the r-th contiguous slice of them. Every function gives the same answer on every rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,7 +80,7 @@ def denominators(
         counted_N = np.ones_like(live_N) if kind == "full" else live_N
         rows, tokens = counted_N.sum() / num_windows, tokens_N[counted_N].sum() / num_windows
     # A window without rows divides its zero loss by one.
-    return Denominators(rows=max(float(rows), 1.0), tokens=max(float(tokens), 1.0))
+    return Denominators(rows=float(rows) or 1.0, tokens=float(tokens) or 1.0)
 
 
 def split_windows(rows: np.ndarray, num_windows: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -173,17 +173,16 @@ def plan_round(
         num_steps: Micro-steps per window and rank.
         size: Most rows of a micro-batch on one rank.
     """
+    assert len(keep_N) % num_ranks == 0, "every rank generates the same number of rows"
     owner_N = np.arange(len(keep_N)) // max(1, len(keep_N) // num_ranks)
-
-    def plans() -> Iterator[WindowPlan]:
-        for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
-            steps_R = [
-                micro_batches(share, length_N, size=size, num_steps=num_steps)
-                for share in balance(window, owner_N, num_ranks)
-            ]
-            divide_by = denominators(
-                denominator, tokens_N=tokens_N, live_N=live_N, window=window, num_windows=num_windows
-            )
-            yield WindowPlan(steps_R=steps_R, denominators=divide_by)
-
-    return list(plans())
+    plans = []
+    for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
+        steps_R = [
+            micro_batches(share, length_N, size=size, num_steps=num_steps)
+            for share in balance(window, owner_N, num_ranks)
+        ]
+        divide_by = denominators(
+            denominator, tokens_N=tokens_N, live_N=live_N, window=window, num_windows=num_windows
+        )
+        plans.append(WindowPlan(steps_R=steps_R, denominators=divide_by))
+    return plans

@@ -136,6 +136,8 @@ class ARS:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "total_steps": self.total_steps,
+            "steps_per_epoch": self.steps_per_epoch,
             "current": self.current,
             "reference": self.reference,
             "steps_seen": self.steps_seen,
@@ -145,6 +147,8 @@ class ARS:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(state, self.state_dict(), "ARS budget")
+        schedule = {"total_steps": self.total_steps, "steps_per_epoch": self.steps_per_epoch}
+        check_unchanged({key: state[key] for key in schedule}, schedule)
         self.current = int(state["current"])
         self.reference = None if state["reference"] is None else float(state["reference"])
         self.steps_seen = int(state["steps_seen"])
@@ -167,4 +171,15 @@ def check_keys(state: Mapping[str, Any], expected: Mapping[str, Any], what: str)
         raise StateError(
             f"state of the {what}: found the keys {sorted(state)}, expected {sorted(expected)}. It was saved "
             "by another configuration or version: resume with the settings of the saved run."
+        )
+
+
+def check_unchanged(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuse to go on with settings other than the saved ones; name each that differs."""
+    changed = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
+    if changed:
+        listed = ", ".join(f"{key} (saved {saved.get(key)!r}, now {current.get(key)!r})" for key in changed)
+        raise StateError(
+            f"the configuration changed since this state was saved: {listed}. A resumed run must go on as it "
+            "began: restore these settings, or start a new run."
         )

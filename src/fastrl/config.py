@@ -135,6 +135,11 @@ class FastRLConfig:
             raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}.")
         if content and "fastrl" in content:
             content = content["fastrl"]
+            if content is not None and not isinstance(content, dict):
+                raise ConfigError(
+                    f"{path}: fastrl: {content!r} is a {type(content).__name__}; the block is a mapping of settings. "
+                    "To train without FastRL, set pruner: none and budget: fixed."
+                )
         return cls.from_dict(content)
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +149,8 @@ class FastRLConfig:
     @property
     def is_identity(self) -> bool:
         """Whether this configuration changes nothing: the engine's own algorithm."""
-        return self.pruner == "none" and self.budget == "fixed" and self.zero_variance != "drop"
+        same_groups = self.budget == "fixed" and self.max_rollouts is None
+        return same_groups and self.pruner == "none" and self.zero_variance != "drop"
 
 
 def _check_type(name: str, value: Any, annotation: str) -> None:
@@ -160,7 +166,12 @@ def _check_type(name: str, value: Any, annotation: str) -> None:
         return
     wrong_bool = isinstance(value, bool) and expected != "bool"
     if wrong_bool or not isinstance(value, allowed[expected]):
-        raise ConfigError(f"{name}: {value!r} is a {type(value).__name__}; this setting takes a {expected}.")
+        remedy = ""
+        if isinstance(value, str):
+            remedy = " Write it without quotes; YAML also reads 1e-4 as text: write 1.0e-4."
+        raise ConfigError(
+            f"{name}: {value!r} is a {type(value).__name__}; this setting takes a {expected}.{remedy}"
+        )
 
 
 def _suggest(value: Any, choices: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastrl.advantages import advantage_classes, group_advantages, is_zero_variance
-from fastrl.budgets import BUDGETS, Budget, check_keys
+from fastrl.budgets import BUDGETS, Budget, check_keys, check_unchanged
 from fastrl.config import FastRLConfig
 from fastrl.pruners import PRUNERS, Pruner, keep_all, keep_none
 from fastrl.similarity import jaccard_distances, mean_similarity
@@ -59,6 +59,7 @@ class FastRL:
                 f"max_rollouts: {self.config.max_rollouts} exceeds the engine's {num_rollouts} rollouts per prompt, "
                 "which its memory and batch sizes are made for. Raise the engine's number, or lower max_rollouts."
             )
+        self._num_rollouts = num_rollouts
         self.pruner = make_pruner(self.config)
         self.budget: Budget = BUDGETS[self.config.budget](
             num_rollouts=self.config.max_rollouts or num_rollouts,
@@ -113,7 +114,6 @@ class FastRL:
         }
         self.step += 1
         self._count_empty(groups)
-        self._metrics["empty_steps"] = float(self.empty_steps)
 
     def _similarity(self, groups: Sequence[Group]) -> float:
         means = [
@@ -127,11 +127,11 @@ class FastRL:
 
     def _count_empty(self, groups: Sequence[Group]) -> None:
         causes = Counter(_cause(group) for group in groups)
+        self.empty_steps = 0 if causes["signal"] else self.empty_steps + 1
+        self._metrics["empty_steps"] = float(self.empty_steps)
         if causes["signal"]:
-            self.empty_steps = 0
             self._empty_causes.clear()
             return
-        self.empty_steps += 1
         self._empty_causes.update(causes)
         if self.empty_steps >= self.config.max_empty_steps:
             histogram = ", ".join(f"{count} {cause}" for cause, count in self._empty_causes.most_common())
@@ -144,7 +144,7 @@ class FastRL:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return what the last step looked like; the keys are fixed by the configuration."""
+        """Return what the last observed step looked like; its keys depend on the configuration alone."""
         return {**self._metrics, **self.budget.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,6 +152,7 @@ class FastRL:
         return {
             "version": STATE_VERSION,
             "config": self.config.to_dict(),
+            "num_rollouts": self._num_rollouts,
             "step": self.step,
             "empty_steps": self.empty_steps,
             "empty_causes": dict(self._empty_causes),
@@ -170,18 +171,15 @@ class FastRL:
                 "Resume with the FastRL that wrote it."
             )
         check_keys(state, self.state_dict(), "FastRL run")
-        saved, current = state["config"], self.config.to_dict()
-        changed = [k for k in sorted({*saved, *current}) if saved.get(k) != current.get(k)]
-        if changed:
-            listed = ", ".join(f"{k} (saved {saved.get(k)!r}, now {current.get(k)!r})" for k in changed)
-            raise StateError(
-                f"the configuration changed since this state was saved: {listed}. A resumed run must go on as it "
-                "began: restore these settings, or start a new run."
-            )
-        self.step = int(state["step"])
-        self.empty_steps = int(state["empty_steps"])
-        self._empty_causes = Counter({str(k): int(v) for k, v in state["empty_causes"].items()})
+        check_unchanged(
+            {"num_rollouts": state["num_rollouts"], **state["config"]},
+            {"num_rollouts": self._num_rollouts, **self.config.to_dict()},
+        )
+        step, empty_steps = int(state["step"]), int(state["empty_steps"])
+        causes = Counter({str(k): int(v) for k, v in state["empty_causes"].items()})
+        # The budget is the last that can refuse: a refused state changes nothing.
         self.budget.load_state_dict(state["budget"])
+        self.step, self.empty_steps, self._empty_causes = step, empty_steps, causes
 
 
 def make_pruner(config: FastRLConfig) -> Pruner:
@@ -213,12 +211,12 @@ def select(
     chosen: list[Selection | None] = [None] * len(groups)
     for p, group, is_zero in zip(order, ready, zero, strict=True):
         if is_zero and config.zero_variance == "drop":
-            chosen[p] = keep_none(group, reason="zero_variance")
+            selection = keep_none(group, reason="zero_variance")
         elif is_zero and config.zero_variance == "keep_all":
-            chosen[p] = keep_all(group, reason="zero_variance")
+            selection = keep_all(group, reason="zero_variance")
         else:
             selection = next(pruned)
-            chosen[p] = selection if selection.num_kept else replace(selection, reason="unscorable")
+        chosen[p] = selection if group.scorable_G.any() else replace(selection, reason="unscorable")
     return [selection for selection in chosen if selection is not None]
 
 
@@ -276,9 +274,11 @@ def _cause(group: Group) -> str:
     """Why a group has no signal, in the words of the message that users read."""
     if not group.scorable_G.any():
         return "unscorable"
-    if not is_zero_variance(_outcomes(group)):
+    if _advantages(group).any():
         return "signal"
     values = _outcomes(group)
+    if not is_zero_variance(values):
+        return "without any advantage"
     return f"all at {np.nanmean(values):.3g}" if np.isfinite(values).any() else "unscorable"
 
 
@@ -287,7 +287,10 @@ def _canonical_order(groups: Sequence[Group]) -> list[int]:
     ids = [group.prompt_id for group in groups]
     if len(set(ids)) == len(ids):
         return sorted(range(len(ids)), key=ids.__getitem__)
-    content = [([list(map(int, t)) for t in g.tokens_G], g.rewards_G.tolist()) for g in groups]
+    # Bytes, because NaN compares with nothing.
+    columns = [(g.rewards_G, g.advantages_G, g.outcomes_G) for g in groups]
+    numbers = [[b"" if column is None else column.tobytes() for column in three] for three in columns]
+    content = [([list(map(int, t)) for t in g.tokens_G], n) for g, n in zip(groups, numbers, strict=True)]
     return sorted(range(len(ids)), key=lambda p: (ids[p], content[p]))
 
 

@@ -6,7 +6,10 @@ keeps at least one rollout of every group that has a scorable one, and never an 
 To add one: a class here, a line in `PRUNERS`; the contract tests then cover it.
 """
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -80,7 +83,8 @@ class MDAP:
     )  # fmt: skip
 
     def __call__(self, groups: Sequence[Group], *, rng: np.random.Generator) -> list[Selection]:
-        return [self._select(group, rng) for group in groups]
+        chances = group_rngs(groups, rng) if self.representative == "random" else itertools.repeat(rng)
+        return [self._select(group, chance) for group, chance in zip(groups, chances, strict=False)]
 
     def _select(self, group: Group, rng: np.random.Generator) -> Selection:
         assert group.advantages_G is not None
@@ -116,11 +120,11 @@ class AdvantageOnly:
 
     def __call__(self, groups: Sequence[Group], *, rng: np.random.Generator) -> list[Selection]:
         selections = []
-        for group in groups:
+        for group, chance in zip(groups, group_rngs(groups, rng), strict=True):
             assert group.advantages_G is not None
             cluster_G = np.full(group.num_rollouts, UNSCORABLE)
             for members in advantage_classes(group.advantages_G, group.scorable_G, self.advantage_tol):
-                cluster_G[members] = rng.choice(members)
+                cluster_G[members] = chance.choice(members)
             selections.append(from_clusters(cluster_G, self.weighting, "advantage_only"))
         return selections
 
@@ -143,8 +147,8 @@ class RandomPruner:
 
     def __call__(self, groups: Sequence[Group], *, rng: np.random.Generator) -> list[Selection]:
         selections = []
-        for group in groups:
-            order = rng.permutation(np.flatnonzero(group.scorable_G))
+        for group, chance in zip(groups, group_rngs(groups, rng), strict=True):
+            order = chance.permutation(np.flatnonzero(group.scorable_G))
             num_kept = min(len(order), max(1, round(self.keep_share * len(order))))
             cluster_G = np.full(group.num_rollouts, UNSCORABLE)
             if num_kept:
@@ -163,6 +167,16 @@ PRUNERS: dict[str, type[Pruner]] = {
     "advantage_only": AdvantageOnly,
     "random": RandomPruner,
 }
+
+
+def group_rngs(groups: Sequence[Group], rng: np.random.Generator) -> Iterator[np.random.Generator]:
+    """Yield a generator for each group that depends on `rng` and the prompt id, not on other prompts."""
+    entropy = int(rng.integers(2**63))
+    seen: Counter[str] = Counter()
+    for group in groups:
+        digest = hashlib.blake2b(group.prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        yield np.random.default_rng([entropy, int.from_bytes(digest, "little"), seen[group.prompt_id]])
+        seen[group.prompt_id] += 1
 
 
 def keep_all(group: Group, *, reason: str) -> Selection:

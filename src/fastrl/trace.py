@@ -2,8 +2,8 @@
 
 One record per rollout, as JSON lines (appended step by step) or parquet (one file per write):
 
-    version, step, group (index in the step), prompt_id, rollout (index in the group), tokens,
-    reward, outcome, advantage, keep, weight, cluster, reason
+    version, step, group (index in the step), prompt_id, rollout (index in the group),
+    num_rollouts (of the group), tokens, reward, outcome, has_outcome, advantage, keep, weight, cluster, reason
 
 A reward that is NaN is written as null. Nothing in a record is ever executed.
 """
@@ -20,8 +20,8 @@ from fastrl.types import FastRLError, Group, Selection
 
 RECORD_VERSION = 1
 _FIELDS = (
-    "version", "step", "group", "prompt_id", "rollout", "tokens", "reward", "outcome", "advantage",
-    "keep", "weight", "cluster", "reason",
+    "version", "step", "group", "prompt_id", "rollout", "num_rollouts", "tokens", "reward", "outcome", "advantage",
+    "has_outcome", "keep", "weight", "cluster", "reason",
 )  # fmt: skip
 
 
@@ -37,9 +37,11 @@ def rollout_records(
                 "group": p,
                 "prompt_id": group.prompt_id,
                 "rollout": i,
+                "num_rollouts": group.num_rollouts,
                 "tokens": [int(token) for token in group.tokens_G[i]],
                 "reward": _plain(group.rewards_G, i),
                 "outcome": _plain(group.outcomes_G, i),
+                "has_outcome": group.outcomes_G is not None,
                 "advantage": _plain(group.advantages_G, i),
                 "keep": bool(selection.keep_G[i]),
                 "weight": float(selection.weight_G[i]),
@@ -66,6 +68,21 @@ def write_rollouts(
         _write_parquet(path, records)
     else:
         raise FastRLError(f"{path}: rollout records are written as .jsonl or .parquet, not {path.suffix!r}.")
+
+
+def forget_rollouts(path: str | Path, *, from_step: int) -> None:
+    """Remove the records of a `.jsonl` file from a step on: a resumed run does those steps again.
+
+    A half line at the end, left by a run that was killed, goes too.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return
+    temporary = path.with_suffix(".jsonl.tmp")
+    with path.open(encoding="utf-8") as lines, temporary.open("w", encoding="utf-8") as kept:
+        whole = (line for line in lines if line.endswith("\n"))
+        kept.writelines(line for line in whole if json.loads(line)["step"] < from_step)
+    temporary.replace(path)
 
 
 def read_rollouts(path: str | Path) -> list[Group]:
@@ -134,9 +151,10 @@ def _checked(record: Any, where: str) -> dict[str, Any]:
 
 def _to_group(key: tuple[int, int], records: list[dict[str, Any]], path: Path) -> Group:
     records = sorted(records, key=lambda record: record["rollout"])
-    if [record["rollout"] for record in records] != list(range(len(records))):
+    if [record["rollout"] for record in records] != list(range(records[0]["num_rollouts"])):
         raise FastRLError(
-            f"{path}: group {key[1]} of step {key[0]} has the rollouts {[r['rollout'] for r in records]}: a group is "
+            f"{path}: group {key[1]} of step {key[0]} has the rollouts {[r['rollout'] for r in records]} "
+            f"of {records[0]['num_rollouts']}: a group is "
             "whole or it is not read. Files of two runs in one folder, or a record that was lost?"
         )
     return Group(
@@ -144,7 +162,7 @@ def _to_group(key: tuple[int, int], records: list[dict[str, Any]], path: Path) -
         tokens_G=[record["tokens"] for record in records],
         rewards_G=_column(records, "reward", missing=np.nan),
         advantages_G=_column(records, "advantage", missing=None),
-        outcomes_G=_column(records, "outcome", missing=None),
+        outcomes_G=_column(records, "outcome", missing=np.nan) if records[0]["has_outcome"] else None,
     )
 
 

@@ -51,7 +51,7 @@ class Group:
             format) can vary in a group whose answers are all wrong.
 
     Raises:
-        GroupError: lengths that differ, an infinite reward, or a non-finite advantage.
+        GroupError: lengths that differ, an infinite reward or outcome, or a non-finite advantage.
     """
 
     prompt_id: str
@@ -81,11 +81,13 @@ class Group:
                     "Check that the reward function returns one reward per rollout."
                 )
             set_field(self, name, values)
-        if np.isinf(self.rewards_G).any():
+        for what, values in (("reward", self.rewards_G), ("outcome", self.outcomes_G)):
+            if values is None or not np.isinf(values).any():
+                continue
+            i = int(np.isinf(values).argmax())
             raise GroupError(
-                f"prompt {self.prompt_id!r}: rollout {int(np.isinf(self.rewards_G).argmax())} has the reward "
-                f"{self.rewards_G[np.isinf(self.rewards_G)][0]}. Rewards must be finite, or NaN for a rollout "
-                "that cannot be scored: an infinite one makes the whole group's advantages NaN."
+                f"prompt {self.prompt_id!r}: rollout {i} has the {what} {values[i]}. It must be finite, or NaN for "
+                "a rollout that cannot be scored: nothing can be compared with an infinite one."
             )
         if self.advantages_G is not None and not np.isfinite(self.advantages_G).all():
             raise GroupError(

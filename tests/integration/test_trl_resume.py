@@ -8,6 +8,7 @@ from trl_support import text_dataset, train
 
 from fastrl.config import FastRLConfig
 from fastrl.integrations.trl import STATE_FILE, FastGRPOTrainer
+from fastrl.trace import read_rollouts
 from fastrl.types import StateError
 
 STEPS = 16  # four epochs of four rounds of two prompts
@@ -105,3 +106,12 @@ def test_duplicate_ids_are_refused(tmp_path):
     dataset = text_dataset().add_column("id", ["a"] * 8)
     with pytest.raises(ValueError, match="row 1: id 'a' is missing or occurs twice"):
         train(FastGRPOTrainer, tmp_path, dataset=dataset)
+
+
+def test_records_of_repeated_steps_are_not_written_twice(tmp_path):
+    config = FastRLConfig(tau=0.9, trace=True)
+    run(tmp_path, config=config)
+    before = (tmp_path / "fastrl" / "rollouts.jsonl").read_text(encoding="utf-8")
+    run(tmp_path, resume=str(tmp_path / "checkpoint-6"), config=config)
+    assert (tmp_path / "fastrl" / "rollouts.jsonl").read_text(encoding="utf-8") == before
+    assert len(read_rollouts(tmp_path / "fastrl")) == 2 * STEPS

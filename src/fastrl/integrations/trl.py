@@ -33,7 +33,7 @@ from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler
 from fastrl.integrations._trl_rows import MicroBatch, OncePerPrompt, repeat_prompts, split_rows, take_rows
 from fastrl.integrations._trl_stages import StageTimesMixin, differing_signatures
 from fastrl.method import FastRL
-from fastrl.trace import write_rollouts
+from fastrl.trace import forget_rollouts, write_rollouts
 from fastrl.types import ConfigError, FastRLError, Group, GroupError, Selection, StateError
 
 STATE_FILE = "fastrl_state.json"
@@ -406,8 +406,11 @@ class FastRLMixin(StageTimesMixin):
         for name, value in self.fastrl.metrics().items():
             self._log_metric_value(name, value)
         if self.fastrl.config.trace and self.accelerator.is_main_process:
-            path = Path(self.args.output_dir) / "fastrl" / "rollouts.jsonl"
-            write_rollouts(path, groups, selections, step=self.fastrl.step - 1)
+            write_rollouts(self._trace_path, groups, selections, step=self.fastrl.step - 1)
+
+    @property
+    def _trace_path(self) -> Path:
+        return Path(self.args.output_dir) / "fastrl" / "rollouts.jsonl"
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -429,6 +432,8 @@ class FastRLMixin(StageTimesMixin):
                 "unknown. Resume from a checkpoint of this run, or start from its weights as a new run."
             )
         self.fastrl.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        if self.accelerator.is_main_process:
+            forget_rollouts(self._trace_path, from_step=self.fastrl.step)
 
 
 class FastGRPOTrainer(FastRLMixin, GRPOTrainer):

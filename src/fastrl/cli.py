@@ -1,0 +1,117 @@
+"""The command line: `fastrl train`, `fastrl config`, `fastrl doctor`. It parses and calls."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+# Read when torch and transformers are loaded: waiting threads that spin cost a busy CPU most.
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "trl", "accelerate", "datasets", "tokenizers", "PIL"), "trl"),
+    **dict.fromkeys(("matplotlib", "pyarrow"), "report"),
+}
+
+app = tyro.extras.SubcommandApp()
+
+
+@app.command
+def train(
+    recipe: tyro.conf.Positional[Path],
+    /,
+    set: Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction] = (),
+    out: Path | None = None,
+) -> None:
+    """Train a recipe: stock TRL first, then with FastRL; a table and a figure at the end.
+
+    Args:
+        recipe: YAML file with keys of TRL's GRPOConfig, a task block and a fastrl block.
+        set: Change settings of the recipe: key=value, such as learning_rate=1e-5 or fastrl.tau=0.6.
+        out: Folder of this run. Default: runs/<recipe>-<time>.
+    """
+    from rich.console import Console
+
+    from fastrl.bench.recipe import read_recipe
+    from fastrl.bench.run import run_recipe
+    from fastrl.report.console import RunProgress, run_table
+
+    console = Console()
+    overrides = [override for group in set for override in group]
+    done = run_recipe(read_recipe(recipe, overrides), out=out, progress=RunProgress(console))
+    console.print(run_table(done.summary))
+    console.print(f"run folder: {done.folder}", highlight=False, markup=False, soft_wrap=True)
+
+    from fastrl.report.plots import draw_run
+
+    _, image = draw_run(done.folder)
+    console.print(f"figure:     {image}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command
+def config(check: Path | None = None, print_defaults: bool = False) -> None:
+    """Check a file of settings, or print the defaults, which are the published setting.
+
+    Args:
+        check: Recipe, or YAML file with settings of FastRL; prints all settings that result.
+        print_defaults: Print the defaults as YAML (also without any option).
+    """
+    import yaml
+
+    from fastrl.bench.recipe import check_file
+    from fastrl.config import FastRLConfig
+
+    if check is not None:
+        print(yaml.safe_dump(check_file(check), sort_keys=False), end="")
+    if print_defaults or check is None:
+        print(yaml.safe_dump(FastRLConfig().to_dict(), sort_keys=False), end="")
+
+
+@app.command
+def doctor(recipe: Path | None = None) -> int:
+    """Check this installation, this machine and optionally a recipe; say how to mend what is wrong.
+
+    Args:
+        recipe: Recipe whose batch sizes are checked.
+    """
+    from rich.console import Console
+
+    from fastrl.bench.doctor import examine
+    from fastrl.report.console import doctor_table
+
+    checks = examine(recipe)
+    Console().print(doctor_table([check.to_dict() for check in checks]))
+    return int(any(check.status == "problem" for check in checks))
+
+
+def main() -> int:
+    """Run the command line and return its exit code: 0, 1 (doctor found a problem) or 2 (a user's error)."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # What the next major version of transformers renames is no news to somebody who trains.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    try:
+        return app.cli(prog="fastrl", description="GRPO on the rollouts that teach something.") or 0
+    except ValueError as error:
+        from fastrl.types import FastRLError
+
+        if not isinstance(error, FastRLError):
+            raise
+        print(f"fastrl: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f'fastrl: {error.name} is missing: pip install "fastrl-grpo[{extra}]"', file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What every budget promises. A new line in `BUDGETS` is covered without a new test."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrl import FastRL, FastRLConfig, Group, StateError, select
+from fastrl.budgets import BUDGETS
+
+every_budget = pytest.mark.parametrize("name", sorted(BUDGETS))
+IDS = ["a", "b", "c", "d"]
+LOW, HIGH = 2, 8
+
+
+def new_budget(name):
+    return BUDGETS[name](num_rollouts=HIGH, min_rollouts=LOW, total_steps=40, steps_per_epoch=3)
+
+
+def sampled(ids, counts, rewards_of):
+    """The groups of a step: the rewards and a few distinct answers come from `rewards_of(prompt, rollout)`."""
+    groups = []
+    for p, (prompt_id, count) in enumerate(zip(ids, counts, strict=True)):
+        drawn = [rewards_of(p, i) for i in range(count)]
+        groups.append(
+            Group(
+                prompt_id=prompt_id,
+                tokens_G=[[i % 3, int(2 * r) if r == r else 9] for i, r in enumerate(drawn)],
+                rewards_G=np.array(drawn, dtype=float),
+            )
+        )
+    return groups
+
+
+def end_step(budget, groups):
+    budget.observe(groups, select(groups, FastRLConfig(tau=0.3)))
+
+
+histories = st.lists(
+    st.lists(st.sampled_from([0.0, 1.0, 1.0, 0.5, float("nan")]), min_size=4, max_size=4),
+    min_size=1,
+    max_size=14,
+)
+
+
+@every_budget
+@settings(max_examples=60)
+@given(history=histories)
+def test_its_counts_are_whole_numbers_within_the_bounds(name, history):
+    budget = new_budget(name)
+    for step, row in enumerate(history):
+        counts = budget.plan(IDS, step)
+        assert counts.shape == (len(IDS),)
+        assert np.issubdtype(counts.dtype, np.integer)
+        assert counts.min() >= LOW
+        assert counts.max() <= HIGH
+        end_step(budget, sampled(IDS, counts, lambda p, i, row=row: row[(p + i) % 4]))
+
+
+@every_budget
+def test_the_first_step_samples_what_the_engine_would(name):
+    counts = new_budget(name).plan(IDS, 0)
+    assert counts.sum() == HIGH * len(IDS)
+
+
+@every_budget
+def test_it_plans_for_any_number_of_prompts(name):
+    budget = new_budget(name)
+    for size in (0, 1, 7):
+        assert len(budget.plan([f"new {i}" for i in range(size)], 0)) == size
+
+
+@every_budget
+@settings(max_examples=40)
+@given(history=histories, repeats=st.integers(1, 3))
+def test_planning_is_not_an_event(name, history, repeats):
+    budget, twin = new_budget(name), new_budget(name)
+    for step, row in enumerate(history):
+        plans = [budget.plan(IDS, step).tolist() for _ in range(repeats)]
+        counts = twin.plan(IDS, step)
+        assert plans == [counts.tolist()] * repeats
+        groups = sampled(IDS, counts, lambda p, i, row=row: row[(p + i) % 4])
+        end_step(budget, groups)
+        end_step(twin, groups)
+    assert budget.state_dict() == twin.state_dict()
+
+
+@every_budget
+def test_a_plan_is_the_callers_to_change(name):
+    budget = new_budget(name)
+    before = budget.plan(IDS, 0).tolist()
+    budget.plan(IDS, 0)[:] = -1
+    assert budget.plan(IDS, 0).tolist() == before
+
+
+@every_budget
+@settings(max_examples=40)
+@given(history=histories, data=st.data())
+def test_a_save_and_load_at_any_step_is_invisible(name, history, data):
+    at = data.draw(st.integers(0, len(history)))
+    whole, resumed = new_budget(name), new_budget(name)
+    for step, row in enumerate([*history, history[0]]):
+        if step == at:
+            state = json.loads(json.dumps(resumed.state_dict()))
+            resumed = new_budget(name)
+            resumed.load_state_dict(state)
+        counts = whole.plan(IDS, step)
+        assert resumed.plan(IDS, step).tolist() == counts.tolist()
+        groups = sampled(IDS, counts, lambda p, i, row=row: row[(p + i) % 4])
+        for budget in (whole, resumed):
+            end_step(budget, groups)
+    assert resumed.metrics() == pytest.approx(whole.metrics(), nan_ok=True)
+
+
+@every_budget
+def test_the_order_of_the_groups_of_a_step_decides_nothing(name):
+    budget, reverse = new_budget(name), new_budget(name)
+    for step in range(9):
+        counts = budget.plan(IDS, step)
+        groups = sampled(IDS, counts, lambda p, i, step=step: float((p + i + step) % 3 == 0))
+        selections = select(groups, FastRLConfig(tau=0.3))
+        budget.observe(groups, selections)
+        reverse.observe(groups[::-1], selections[::-1])
+        assert reverse.plan(IDS, step + 1).tolist() == budget.plan(IDS, step + 1).tolist()
+
+
+# ARS is the documented exception: a clock that shrinks G in the second half (tests/property/test_ars.py).
+@pytest.mark.parametrize("name", sorted(set(BUDGETS) - {"ars"}))
+def test_a_stationary_policy_gets_a_stationary_plan(name):
+    budget = new_budget(name)
+    plans = []
+    for step in range(40):
+        counts = budget.plan(IDS, step)
+        plans.append(counts.tolist())
+        # Prompts of different difficulty: none, a quarter, half and all of the rollouts are right.
+        end_step(budget, sampled(IDS, counts, lambda p, i: float(i % 4 < (0, 1, 2, 4)[p])))
+    assert plans[20:] == [plans[20]] * 20
+
+
+@every_budget
+@pytest.mark.parametrize("rewards", [0.0, 1.0, float("nan")], ids=["all wrong", "all right", "unscorable"])
+def test_steps_without_signal_are_survived(name, rewards):
+    budget = new_budget(name)
+    for step in range(7):
+        counts = budget.plan(IDS, step)
+        end_step(budget, sampled(IDS, counts, lambda p, i: rewards))
+    counts = budget.plan(IDS, 7)
+    assert LOW <= counts.min() <= counts.max() <= HIGH
+
+
+@every_budget
+def test_its_state_is_read_strictly(name):
+    state = new_budget(name).state_dict()
+    with pytest.raises(StateError, match=r"found the keys \[.*'from_the_future'"):
+        new_budget(name).load_state_dict({**state, "from_the_future": 1})
+    for key in state:
+        lost = {k: v for k, v in state.items() if k != key}
+        with pytest.raises(StateError, match=f"expected .*{key!r}"):
+            new_budget(name).load_state_dict(lost)
+
+
+@every_budget
+def test_its_metric_keys_do_not_depend_on_data(name):
+    budget = new_budget(name)
+    keys = list(budget.metrics())
+    for step in range(7):
+        end_step(budget, sampled(IDS, budget.plan(IDS, step), lambda p, i: float(i % 2)))
+        assert list(budget.metrics()) == keys
+        assert all(isinstance(value, float) for value in budget.metrics().values())
+
+
+@every_budget
+def test_its_name_is_a_choice_of_the_configuration(name):
+    run = FastRL(FastRLConfig(budget=name), num_rollouts=HIGH, total_steps=40, steps_per_epoch=3)
+    assert type(run.budget) is BUDGETS[name]
+    assert run.plan(IDS).sum() == HIGH * len(IDS)

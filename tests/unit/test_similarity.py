@@ -1,0 +1,96 @@
+"""Jaccard distances of n-gram sets: hand-worked values, short and empty responses, the fast matrix."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrl.similarity import jaccard_distance, jaccard_distances, mean_similarity, ngram_set
+
+
+def test_ngrams_are_a_set_without_counts():
+    assert ngram_set([5, 6, 5, 6]) == {(5,), (6,)}
+    assert ngram_set([5, 6, 5, 6], 2) == {(5, 6), (6, 5)}
+    assert ngram_set([5, 6, 5, 6], 4) == {(5, 6, 5, 6)}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_empty_response_has_no_ngrams(n):
+    assert ngram_set([], n) == frozenset()
+
+
+def test_a_response_shorter_than_n_is_one_ngram():
+    assert ngram_set([7], 3) == {(7,)}
+    assert ngram_set([7, 8], 3) == {(7, 8)}
+
+
+def test_hand_worked_distances():
+    assert jaccard_distance(ngram_set([1, 2, 3]), ngram_set([2, 3, 4])) == 0.5
+    assert jaccard_distance(ngram_set([1, 2]), ngram_set([3, 4])) == 1.0
+    assert jaccard_distance(ngram_set([1, 2, 2]), ngram_set([2, 1])) == 0.0
+    assert jaccard_distance(ngram_set([1, 2, 3], 2), ngram_set([1, 2, 4], 2)) == pytest.approx(2 / 3)
+
+
+def test_two_empty_responses_are_equal_and_far_from_all_others():
+    assert jaccard_distance(frozenset(), frozenset()) == 0.0
+    assert jaccard_distance(frozenset(), ngram_set([1])) == 1.0
+    for n in (1, 2):
+        assert jaccard_distances([[], [1, 2], []], n).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_group_of_empty_responses_has_distance_zero(n):
+    assert jaccard_distances([[], []], n).tolist() == [[0, 0], [0, 0]]
+
+
+def test_short_responses_are_equal_only_to_themselves():
+    # [1] under n = 2 is the gram (1): not (1, 0), not (1, 1), not a part of (1, 2).
+    distances = jaccard_distances([[1], [1], [1, 0], [1, 1], [1, 2], [0]], 2)
+    assert distances[0].tolist() == [0, 0, 1, 1, 1, 1]
+
+
+tokens_G = st.lists(
+    st.lists(st.one_of(st.integers(0, 4), st.sampled_from([0, 151_935, 2**31, 2**40])), max_size=9),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(max_examples=200)
+@given(tokens_G, st.integers(1, 4))
+def test_the_fast_matrix_equals_the_definition_bit_for_bit(responses, n):
+    sets = []
+    for tokens in responses:
+        grams = {tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)}
+        sets.append(grams or ({tuple(tokens)} if tokens else set()))
+    expected = [[1.0 - len(a & b) / len(a | b) if a | b else 0.0 for b in sets] for a in sets]
+    assert jaccard_distances(responses, n).tolist() == expected
+    fast_sets = [ngram_set(tokens, n) for tokens in responses]
+    assert [[jaccard_distance(a, b) for b in fast_sets] for a in fast_sets] == expected
+
+
+@given(tokens_G, st.integers(1, 3))
+def test_distances_are_symmetric_in_the_unit_interval_and_zero_to_oneself(responses, n):
+    distances = jaccard_distances(responses, n)
+    assert (distances == distances.T).all()
+    assert (distances.diagonal() == 0).all()
+    assert distances.min() >= 0
+    assert distances.max() <= 1
+
+
+def test_arrays_and_lists_of_tokens_are_the_same():
+    lists = [[1, 2, 3], [2, 3]]
+    arrays = [np.array(tokens, dtype=np.int32) for tokens in lists]
+    assert jaccard_distances(arrays, 2).tolist() == jaccard_distances(lists, 2).tolist()
+    assert ngram_set(arrays[0], 2) == ngram_set(lists[0], 2)
+
+
+def test_mean_similarity_counts_pairs_inside_classes_only():
+    distances = np.array([[0.0, 0.25, 1.0], [0.25, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    assert mean_similarity(distances, [[0, 1], [2]]) == 0.75
+    assert mean_similarity(distances, [[0, 1, 2]]) == pytest.approx(0.25)
+
+
+def test_mean_similarity_without_a_pair_is_nan():
+    assert np.isnan(mean_similarity(np.zeros((2, 2)), [[0], [1]]))
+    assert np.isnan(mean_similarity(np.zeros((0, 0)), []))
