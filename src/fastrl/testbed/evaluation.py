@@ -1,0 +1,76 @@
+"""Held-out accuracy of a model on testbed problems, by generation and the rewards' own grading."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fastrl.data.testbed import Problem
+from fastrl.rewards import extract_boxed, grade_answer, has_format
+
+
+def conversation(problem: Problem) -> list[dict[str, Any]]:
+    """The prompt as a chat with a picture in it."""
+    content = [{"type": "image", "image": problem.image}, {"type": "text", "text": problem.question}]
+    return [{"role": "user", "content": content}]
+
+
+def evaluate(
+    model: Any,
+    processor: Any,
+    problems: Sequence[Problem],
+    *,
+    greedy: bool = True,
+    seed: int = 0,
+    batch_size: int = 120,
+    max_new_tokens: int = 24,
+) -> dict[str, Any]:
+    """Answer each problem once; return `accuracy`, `format`, `families` (accuracy of each) and `num`.
+
+    Sampling is at temperature 1 from `seed`. The global random state of torch and the model's training
+    mode are as before afterwards, so evaluating during training changes nothing.
+    """
+    if not problems:
+        raise ValueError("evaluate() got no problems; pass at least one.")
+    was_training = model.training
+    cuda = [model.device] if model.device.type == "cuda" else []
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(seed)
+            texts = [
+                text
+                for start in range(0, len(problems), batch_size)
+                for text in _answer(
+                    model, processor, problems[start : start + batch_size], greedy, max_new_tokens
+                )
+            ]
+    finally:
+        model.train(was_training)
+    right = [grade_answer(extract_boxed(t), p.answer) for t, p in zip(texts, problems, strict=True)]
+    families = defaultdict(list)
+    for problem, value in zip(problems, right, strict=True):
+        families[problem.family].append(value)
+    return {
+        "accuracy": sum(right) / len(right),
+        "format": sum(map(has_format, texts)) / len(texts),
+        "families": {family: sum(values) / len(values) for family, values in families.items()},
+        "num": len(problems),
+    }
+
+
+@torch.no_grad()
+def _answer(
+    model: Any, processor: Any, problems: Sequence[Problem], greedy: bool, max_new_tokens: int
+) -> list[str]:
+    inputs = processor.apply_chat_template(
+        [conversation(problem) for problem in problems],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={"return_tensors": "pt", "padding": True},
+    ).to(model.device)
+    sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    output = model.generate(**inputs, **sampling, max_new_tokens=max_new_tokens)
+    return processor.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
