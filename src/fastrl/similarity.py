@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+_LARGEST_TABLE = 1 << 22
+"""Values that span more than this are numbered by sorting: a table would not fit a processor's cache."""
+
 
 def ngram_set(tokens_T: Sequence[int], n: int = 1) -> frozenset[tuple[int, ...]]:
     """Return N(o), the set of token n-grams of a response.
@@ -26,22 +29,13 @@ def jaccard_distance(a: frozenset, b: frozenset) -> float:
 def jaccard_distances(tokens_G: Sequence[Sequence[int]], n: int = 1) -> np.ndarray:
     """Return the (G, G) matrix of `jaccard_distance(ngram_set(i, n), ngram_set(j, n))`.
 
-    One sort of the group's n-grams and one product of a 0/1 matrix: exact, and linear in the
-    number of tokens up to the sort's logarithm.
+    Exact, and linear in the number of tokens: n-grams are numbered, and one product of a 0/1 matrix
+    counts what each two sets share.
     """
     num_rollouts = len(tokens_G)
-    gram, row = _ngram_ids(tokens_G, n)
-    # One key per (n-gram, rollout), sorted and without duplicates: the elements of all sets.
-    bits = num_rollouts.bit_length()
-    key = gram << bits | row
-    if key.max(initial=0) < np.iinfo(np.int32).max:
-        key = key.astype(np.int32)  # sorts twice as fast
-    key.sort()
-    key = key[_run_starts(key)]
-    gram, row = key >> bits, key & ((1 << bits) - 1)
-    position = _run_starts(gram).cumsum() - 1
-    member = np.zeros((int(position[-1]) + 1 if len(key) else 0, num_rollouts), dtype=np.float32)
-    member.ravel()[position * num_rollouts + row] = 1.0
+    gram, row = _numbered_ngrams(tokens_G, n)
+    member = np.zeros((len(gram), num_rollouts), dtype=np.float32)
+    member[gram, row] = 1.0
     shared_GG = (member.T @ member).astype(np.float64)
     size_G = shared_GG.diagonal()
     union_GG = size_G[:, None] + size_G[None, :] - shared_GG
@@ -49,21 +43,11 @@ def jaccard_distances(tokens_G: Sequence[Sequence[int]], n: int = 1) -> np.ndarr
     return np.where(np.isinf(union_GG), 0.0, 1.0 - shared_GG / union_GG)
 
 
-def _run_starts(sorted_values: np.ndarray) -> np.ndarray:
-    """Mark the first element of every run of equal values."""
-    starts = np.ones(len(sorted_values), dtype=bool)
-    np.not_equal(sorted_values[1:], sorted_values[:-1], out=starts[1:])
-    return starts
-
-
-def _ngram_ids(tokens_G: Sequence[Sequence[int]], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number the n-grams of a group: (ids, rollout of each), equal ids for equal n-grams only."""
+def _numbered_ngrams(tokens_G: Sequence[Sequence[int]], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (number, rollout) of each n-gram of a group: equal numbers for equal n-grams only."""
     rows = [np.asarray(tokens, dtype=np.int64) for tokens in tokens_G]
     if n == 1:
-        gram = np.concatenate(rows)
-        return gram - (gram.min() if len(gram) else 0), np.repeat(
-            np.arange(len(rows)), [len(r) for r in rows]
-        )
+        return _numbered(np.concatenate(rows)), np.repeat(np.arange(len(rows)), [len(r) for r in rows])
     # A response shorter than n is filled up with -1, which is no token: one n-gram of its own kind.
     rows = [np.pad(r, (0, n - len(r)), constant_values=-1) if 0 < len(r) < n else r for r in rows]
     windows = [
@@ -71,10 +55,23 @@ def _ngram_ids(tokens_G: Sequence[Sequence[int]], n: int) -> tuple[np.ndarray, n
     ]
     columns = np.concatenate(windows).T
     gram = np.zeros(columns.shape[1], dtype=np.int64)
-    for column in columns:  # (id of the first k tokens, next token) -> id of the first k + 1 tokens
-        _, token = np.unique(column, return_inverse=True)
-        _, gram = np.unique(gram * (token.max(initial=0) + 1) + token, return_inverse=True)
+    for column in columns:  # (number of the first k tokens, next token) -> number of the first k + 1
+        gram = _numbered(gram * len(gram) + _numbered(column))
     return gram, np.repeat(np.arange(len(rows)), [len(w) for w in windows])
+
+
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """Replace values by numbers below len(values): equal numbers for equal values only."""
+    if not len(values):
+        return values
+    offset = values.min()
+    span = int(values.max() - offset) + 1
+    if span > _LARGEST_TABLE:
+        return np.unique(values, return_inverse=True)[1]
+    # Each value gets the position where it stands last. Only what was written is read.
+    last = np.empty(span, dtype=np.int64)
+    last[values - offset] = np.arange(len(values))
+    return last[values - offset]
 
 
 def mean_similarity(distance_GG: np.ndarray, classes: Sequence[Sequence[int]]) -> float:

@@ -151,6 +151,12 @@ class OncePerPrompt:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)
 
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+        """Render nothing where the text would only be handed to `__call__`, which does not read it."""
+        if self._fields() and kwargs.get("tokenize") is False:
+            return ""
+        return self._processor.apply_chat_template(*args, **kwargs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fields = self._fields()
         if not fields or kwargs.get("images") is None:

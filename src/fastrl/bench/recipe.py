@@ -1,0 +1,244 @@
+"""Recipes: TRL's own GRPOConfig keys at the top level, a `fastrl:` block, a `task:` block, `baseline:`."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fastrl.config import FastRLConfig
+from fastrl.types import ConfigError
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+OWN_KEYS = ("baseline", "task", "fastrl")
+RUNNER_KEYS = {
+    "output_dir": "every run gets a folder of its own; choose it with --out",
+    "logging_steps": "the figure and the table need every step, so it is 1",
+    "remove_unused_columns": "rewards read the columns of the data set, so it is false",
+}
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained on and how it is measured.
+
+    Args:
+        name: testbed: the tiny vision-language model that ships with FastRL.
+        train_prompts: Prompts of the training set, drawn with the seed of the run.
+        held_out_prompts: Prompts of the held-out set, the same in every run.
+        evaluate_every: Steps between held-out evaluations; 0 = before and after only.
+        num_threads: Threads of torch on a CPU; null = torch's own choice.
+    """
+
+    name: str = "testbed"
+    train_prompts: int = 128
+    held_out_prompts: int = 200
+    evaluate_every: int = 4
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != "testbed":
+            raise ConfigError(
+                f"task.name: {self.name!r} is unknown. The runner knows one task, testbed; to train on data of your "
+                "own, give FastGRPOTrainer the data set in a script."
+            )
+        rules = {"train_prompts": 1, "held_out_prompts": 1, "evaluate_every": 0, "num_threads": 1}
+        for name, least in rules.items():
+            value = getattr(self, name)
+            if value is None and name == "num_threads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"task.{name}: {value!r} is not a whole number of at least {least}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A validated recipe.
+
+    Args:
+        name: Names the run folder.
+        trainer: Keys of TRL's GRPOConfig.
+        task: See `Task`.
+        fastrl: Settings of the FastRL run.
+        baseline: Train with stock TRL first, for comparison.
+    """
+
+    name: str
+    trainer: Mapping[str, Any]
+    task: Task = field(default_factory=Task)
+    fastrl: FastRLConfig = field(default_factory=FastRLConfig)
+    baseline: bool = True
+
+    @property
+    def seed(self) -> int:
+        return int(self.trainer.get("seed", 42))
+
+    def replace(self, **trainer: Any) -> "Recipe":
+        """The same recipe with other trainer keys."""
+        return dataclasses.replace(self, trainer={**self.trainer, **trainer})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as it would be written down, with the defaults of FastRL and of the task spelled out."""
+        return {
+            "baseline": self.baseline,
+            "task": dataclasses.asdict(self.task),
+            **self.trainer,
+            "fastrl": self.fastrl.to_dict(),
+        }
+
+    def grpo_config(self, output_dir: str | Path) -> "GRPOConfig":
+        """Build TRL's configuration. What the recipe leaves open is set for this machine.
+
+        Raises:
+            ConfigError: TRL rejects the values; its message is kept.
+        """
+        import torch
+        from trl import GRPOConfig
+
+        has_accelerator = torch.accelerator.is_available()
+        settings = {
+            "use_cpu": not has_accelerator,
+            "dataloader_pin_memory": has_accelerator,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            **self.trainer,
+            "output_dir": str(output_dir),
+            "logging_steps": 1,
+            "remove_unused_columns": False,
+        }
+        try:
+            return GRPOConfig(**settings)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.name}: TRL does not accept these settings: {error}") from error
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file and apply `key=value` overrides.
+
+    Args:
+        path: YAML file.
+        overrides: Such as "learning_rate=1e-5" or "fastrl.tau=0.6"; values are read as YAML.
+
+    Raises:
+        ConfigError: no such file, not YAML, an unknown key, or a value that cannot work.
+    """
+    content = read_yaml(path)
+    for override in overrides:
+        _apply(content, override)
+    return parse_recipe(content, name=Path(path).stem)
+
+
+def check_file(path: str | Path) -> dict[str, Any]:
+    """Validate a recipe (a file with a `task:` block), or a file of FastRL settings, and spell it out.
+
+    A file with a `fastrl:` block and no `task:` belongs to a script of the user's: only the block is checked.
+    """
+    content = read_yaml(path)
+    if "task" not in content:
+        return FastRLConfig.from_dict(content.get("fastrl", content)).to_dict()
+    recipe = parse_recipe(content, name=Path(path).stem)
+    recipe.grpo_config("unused")
+    return recipe.to_dict()
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a mapping from a YAML file with `yaml.safe_load`.
+
+    YAML 1.1 takes `1e-6` (without a point) for a text; here it is the number that was meant.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}). Give the path of a YAML file."
+        ) from error
+    content = _load(text, str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected `key: value` lines, found a {type(content).__name__}.")
+    return content
+
+
+def parse_recipe(content: Mapping[str, Any], *, name: str) -> Recipe:
+    """Validate the content of a recipe file."""
+    trainer = {key: value for key, value in content.items() if key not in OWN_KEYS}
+    _check_trainer_keys(trainer)
+    baseline = content.get("baseline", True)
+    if not isinstance(baseline, bool):
+        raise ConfigError(f"baseline: {baseline!r} is neither true nor false.")
+    task = _block(content, "task")
+    task_names = [f.name for f in dataclasses.fields(Task)]
+    for key in task:
+        if key not in task_names:
+            raise ConfigError(
+                f"task.{key} is unknown.{_suggest(key, task_names)} All: {', '.join(task_names)}."
+            )
+    fastrl = FastRLConfig.from_dict(_block(content, "fastrl"))
+    return Recipe(name=name, trainer=trainer, task=Task(**task), fastrl=fastrl, baseline=baseline)
+
+
+def _check_trainer_keys(trainer: Mapping[str, Any]) -> None:
+    from trl import GRPOConfig
+
+    names = [f.name for f in dataclasses.fields(GRPOConfig)]
+    for key in trainer:
+        if key in RUNNER_KEYS:
+            raise ConfigError(f"{key} is set by the runner: {RUNNER_KEYS[key]}. Remove it from the recipe.")
+        if key in names:
+            continue
+        if key in {f.name for f in dataclasses.fields(FastRLConfig)}:
+            raise ConfigError(f"{key!r} is a setting of FastRL: write it under `fastrl:` (fastrl.{key}).")
+        raise ConfigError(
+            f"{key!r} is no key of a recipe.{_suggest(str(key), [*names, *OWN_KEYS])} At the top level are the "
+            f"fields of TRL's GRPOConfig and {', '.join(OWN_KEYS)}."
+        )
+
+
+def _block(content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    block = content.get(key)
+    if block is not None and not isinstance(block, dict):
+        raise ConfigError(f"{key}: expected a block of settings, found {block!r}.")
+    return dict(block or {})
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: expected key=value, such as --set fastrl.tau=0.6.")
+    for depth, key in enumerate(keys[:-1], start=1):
+        if content.get(key) is None:
+            content[key] = {}
+        content = content[key]
+        if not isinstance(content, dict):
+            raise ConfigError(f"--set {override}: {'.'.join(keys[:depth])} is a value, not a block.")
+    content[keys[-1]] = _load(text, f"--set {override}")
+
+
+def _load(text: str, where: str) -> Any:
+    try:
+        return _numbers(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML. {error}") from error
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def _suggest(value: str, choices: Sequence[str]) -> str:
+    close = difflib.get_close_matches(value, choices, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

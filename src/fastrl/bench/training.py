@@ -1,0 +1,170 @@
+"""Train one method of a recipe once, and measure it: training seconds only, held-out accuracy, stages."""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PrinterCallback, set_seed
+
+from fastrl.bench.recipe import Recipe, Task
+from fastrl.bench.recording import Progress, Recorder, Silent
+from fastrl.config import FastRLConfig
+
+STAGES = ("generation", "rewards", "old_ref", "select", "update")
+"""The clocks that both trainers log as fastrl/time/<stage>_s, in the order of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to train a recipe.
+
+    Args:
+        key: Names its folder and its rows.
+        label: What tables and figures call it.
+        fastrl: Settings of FastRL; None = stock TRL with clocks.
+        trainer: GRPOConfig keys in which it differs from the recipe.
+    """
+
+    key: str
+    label: str
+    fastrl: FastRLConfig | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRun:
+    """What one training run gave.
+
+    Args:
+        method, seed: What was trained.
+        folder: Where its rows lie.
+        metrics: One row per optimizer step: TRL's log, `step`, `train_s` (seconds of training so far),
+            `step_s` (seconds of this step) and `cpu_s` (processor seconds so far, all threads).
+        evaluations: One row per evaluation: `step`, `train_s`, `greedy` and `sampled` accuracy,
+            `format`, `families`.
+    """
+
+    method: Method
+    seed: int
+    folder: Path
+    metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training, evaluations not counted."""
+        return float(self.metrics[-1]["train_s"])
+
+    def curve(self, accuracy: str = "greedy") -> list[tuple[float, float]]:
+        """(seconds of training, held-out accuracy) pairs; `accuracy` is greedy or sampled."""
+        return [(row["train_s"], row[accuracy]) for row in self.evaluations]
+
+
+def train_method(
+    recipe: Recipe,
+    method: Method,
+    *,
+    seed: int,
+    folder: Path,
+    evaluate: bool = True,
+    progress: Progress | None = None,
+) -> MethodRun:
+    """Train a fresh copy of the task's model with one method.
+
+    Args:
+        recipe: What to train.
+        method: How.
+        seed: Of torch, numpy and random, of the order of the prompts, and of which prompts are drawn.
+        folder: Output folder of TRL and of the rows; made here.
+        evaluate: Measure held-out accuracy.
+        progress: Told about every step and evaluation.
+    """
+    from fastrl.integrations.trl import FastGRPOTrainer, TimedGRPOTrainer
+    from fastrl.rewards import accuracy_reward, format_reward
+
+    progress = progress or Silent()
+    folder.mkdir(parents=True, exist_ok=True)
+    args = recipe.replace(**method.trainer, seed=seed).grpo_config(folder / "trainer")
+    set_seed(seed)
+    model, processor, train_dataset, measure = _testbed(recipe.task, seed, with_evaluation=evaluate)
+    recorder = Recorder(measure, recipe.task.evaluate_every if evaluate else None, folder, progress)
+    arguments: dict[str, Any] = {
+        "model": model,
+        "processing_class": processor,
+        "reward_funcs": [accuracy_reward, format_reward],
+        "args": args,
+        "train_dataset": train_dataset,
+        "callbacks": [recorder],
+    }
+    if method.fastrl is None:
+        trainer = TimedGRPOTrainer(**arguments)
+    else:
+        trainer = FastGRPOTrainer(**arguments, fastrl=method.fastrl)
+    trainer.remove_callback(PrinterCallback)
+    progress.start(method.label, _num_steps(args, recipe.task))
+    try:
+        trainer.train()
+    finally:
+        progress.finish()
+    return MethodRun(
+        method=method,
+        seed=seed,
+        folder=folder,
+        metrics=recorder.metrics,
+        evaluations=recorder.evaluations,
+    )
+
+
+def warm_up(recipe: Recipe) -> None:
+    """Train one step that nobody looks at.
+
+    The first step of a process pays for what later ones find ready (kernels, memory), and whoever is
+    measured first would pay for it alone.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stock = Method(key="warm-up", label="warm-up")
+        train_method(recipe.replace(max_steps=1), stock, seed=0, folder=Path(folder), evaluate=False)
+
+
+def prompts_per_step(args: Any) -> int:
+    """Prompts of one optimizer step: rows of a step / rollouts per prompt."""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return rows // args.num_generations
+
+
+def _num_steps(args: Any, task: Task) -> int:
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    return int(args.num_train_epochs * (task.train_prompts // max(prompts_per_step(args), 1)))
+
+
+def _testbed(task: Task, seed: int, *, with_evaluation: bool) -> tuple[Any, Any, Any, Any]:
+    from fastrl import testbed
+    from fastrl.data.testbed import dataset, problems
+
+    testbed.cpu_settings(task.num_threads)
+    model, processor = testbed.load()
+    held_out = problems("held_out", task.held_out_prompts, 0) if with_evaluation else []
+
+    def measure(model: Any) -> dict[str, Any]:
+        greedy = testbed.evaluate(model, processor, held_out, greedy=True)
+        sampled = testbed.evaluate(model, processor, held_out, greedy=False, seed=0)
+        return {
+            "greedy": greedy["accuracy"],
+            "sampled": sampled["accuracy"],
+            "format": sampled["format"],
+            "families": greedy["families"],
+            "num": greedy["num"],
+        }
+
+    return model, processor, dataset("train", task.train_prompts, seed), measure
+
+
+def with_seed(method: Method, seed: int) -> Method:
+    """The same method with FastRL's own random choices drawn from another seed."""
+    if method.fastrl is None:
+        return method
+    return dataclasses.replace(method, fastrl=dataclasses.replace(method.fastrl, seed=seed))

@@ -1,0 +1,189 @@
+"""The command line: its frozen surface, its errors, its start-up, and what the doctor finds."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fastrl import FastRLConfig, cli
+from fastrl.bench import doctor
+from fastrl.bench.doctor import Check
+from fastrl.types import NoSignalError
+
+COMMANDS = {
+    "train": {"--set", "--out"},
+    "config": {"--check", "--print-defaults", "--no-print-defaults"},
+    "doctor": {"--recipe"},
+}
+"""Users' scripts hold these words: adding one is a decision, removing one breaks somebody."""
+
+HEAVY = ("torch", "transformers", "trl", "datasets", "matplotlib", "numpy", "yaml", "rich.progress")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fastrl", *arguments])
+    return cli.main()
+
+
+def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, *command, "--help")
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_commands_and_options_are_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    listed = re.search(r"\{(.*?)\}", help_of(monkeypatch, capsys))
+    assert listed is not None
+    assert set(listed[1].split(",")) == set(COMMANDS)
+    for command, options in COMMANDS.items():
+        found = set(re.findall(r"--[a-z][a-z-]+", help_of(monkeypatch, capsys, command)))
+        assert found - {"--help"} == options, command
+
+
+def test_the_command_line_starts_without_anything_heavy():
+    code = f"import sys, fastrl.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
+def test_the_check_for_heavy_modules_can_fail():
+    code = f"import sys, fastrl.cli, numpy; print([name for name in {HEAVY!r} if name in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "['numpy']"
+
+
+def test_defaults_are_the_published_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run(monkeypatch, "config", "--print-defaults") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == FastRLConfig().to_dict()
+
+
+def test_a_checked_file_is_spelled_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    (tmp_path / "mine.yaml").write_text("tau: 0.5\n", encoding="utf-8")
+    assert run(monkeypatch, "config", "--check", str(tmp_path / "mine.yaml")) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == FastRLConfig(tau=0.5).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("taau: 0.5", "Did you mean 'tau'"), ("tau: [", "not valid YAML"), (None, "cannot be read")],
+)
+def test_a_users_error_is_one_message_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str | None,
+    message: str,
+):
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert run(monkeypatch, "config", "--check", str(path)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fastrl: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def raising(error: Exception):
+    def call(**kwargs: object) -> None:
+        raise error
+
+    return call
+
+
+def test_a_missing_extra_is_named_with_its_pip_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for module, extra in (("trl", "trl"), ("torch.nn", "trl"), ("matplotlib.pyplot", "report")):
+        error = ModuleNotFoundError(f"No module named {module!r}", name=module)
+        monkeypatch.setattr(cli.app, "cli", raising(error))
+        assert cli.main() == 2
+        assert f'pip install "fastrl-grpo[{extra}]"' in capsys.readouterr().err
+
+
+def test_a_run_without_signal_ends_with_its_explanation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(cli.app, "cli", raising(NoSignalError("10 steps in a row had nothing to learn from")))
+    assert cli.main() == 2
+    assert "10 steps in a row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), ModuleNotFoundError("x", name="fastrl_typo")])
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    monkeypatch.setattr(cli.app, "cli", raising(error))
+    with pytest.raises(type(error)):
+        cli.main()
+
+
+def test_a_users_environment_is_not_overwritten(monkeypatch: pytest.MonkeyPatch):
+    for name in cli.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setattr(cli.app, "cli", lambda **kwargs: None)
+    assert cli.main() == 0
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
+    assert os.environ["GOMP_SPINCOUNT"] == "0"
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("problem", 1)])
+def test_the_doctor_fails_on_a_problem_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+):
+    check = Check(name="thing", status=status, detail="was [found] so", remedy="do this")
+    monkeypatch.setattr(doctor, "examine", lambda recipe: [check])
+    assert run(monkeypatch, "doctor") == code
+    printed = capsys.readouterr().out
+    assert "was [found] so" in printed
+    assert "-> do this" in printed
+
+
+def found(recipe: Path | None = None) -> dict[str, Check]:
+    return {check.name: check for check in doctor.examine(recipe)}
+
+
+def test_every_problem_has_a_remedy():
+    assert all(check.remedy for check in doctor.examine() if check.status == "problem")
+
+
+def test_the_doctor_knows_other_versions(monkeypatch: pytest.MonkeyPatch):
+    versions = {"trl": "1.17.0", "transformers": "9.0.0", "matplotlib": None}
+
+    def version(name: str) -> str:
+        if name in versions and versions[name] is None:
+            raise doctor.metadata.PackageNotFoundError(name)
+        return versions.get(name) or doctor.TRIED[name]
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    checks = {check.name: check for check in doctor._packages()}
+    assert checks["trl"].status == "problem"
+    assert "trl>=1.16,<1.17" in checks["trl"].remedy
+    assert checks["transformers"].status == "note"
+    assert 'fastrl-grpo[report]"' in checks["matplotlib"].remedy
+    assert checks["numpy"].status == "ok"
+
+
+def test_the_doctor_examines_a_recipe(tmp_path: Path):
+    pytest.importorskip("trl")
+    recipe = tmp_path / "mine.yaml"
+    batch = "bf16: false\nper_device_train_batch_size: 8\nnum_generations: 4\n"
+    recipe.write_text(f"{batch}task: {{train_prompts: 5}}", encoding="utf-8")
+    checks = found(recipe)
+    assert checks["TRL's methods"].status == "ok"
+    assert checks["batch"].detail == "8 rollouts per generation = 2 prompts x 4"
+    assert checks["prompts"].status == "note"
+    assert "1 prompts are left out" in checks["prompts"].remedy
+    recipe.write_text(f"{batch}task: {{train_prompts: 1}}", encoding="utf-8")
+    assert found(recipe)["prompts"].status == "problem"
+    recipe.write_text("num_generation: 4", encoding="utf-8")
+    assert "Did you mean 'num_generations'" in found(recipe)["recipe"].detail
