@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 
-# What matters on a CPU: no spinning OpenMP threads, no page faults for every big activation,
-# and never a look at a model hub.
+# What matters on a CPU: OpenMP threads that wait spin only briefly, no page faults for every big
+# activation, and never a look at a model hub.
 export OMP_WAIT_POLICY ?= passive
-export GOMP_SPINCOUNT ?= 0
+export GOMP_SPINCOUNT ?= 5000
 export MALLOC_MMAP_MAX_ ?= 0
 export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false

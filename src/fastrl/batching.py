@@ -68,8 +68,8 @@ def denominators(
 
     Args:
         kind: "full": all rows that were sampled, so that dropping rows of advantage 0 changes
-            nothing; "live": the rows of groups with signal; "kept": the rows that are trained on.
-            The first two are spread evenly over the windows.
+            nothing; "live": the rows of groups with signal (all rows where no group has any);
+            "kept": the rows that are trained on. The first two are spread evenly over the windows.
         tokens_N: (N,) loss tokens of each row.
         live_N: (N,) bool, rows of groups with signal.
         window: Row numbers that are trained on in this window.
@@ -77,9 +77,10 @@ def denominators(
     if kind == "kept":
         rows, tokens = float(len(window)), float(tokens_N[window].sum())
     else:
-        counted_N = np.ones_like(live_N) if kind == "full" else live_N
+        # A step without any signal still has its KL or entropy terms: they are averaged over all rows.
+        counted_N = live_N if kind == "live" and live_N.any() else np.ones_like(live_N)
         rows, tokens = counted_N.sum() / num_windows, tokens_N[counted_N].sum() / num_windows
-    # A window without rows divides its zero loss by one.
+    # A window that trains on nothing divides its zero loss by one.
     return Denominators(rows=float(rows) or 1.0, tokens=float(tokens) or 1.0)
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,15 @@ import yaml
 from fastrl.budgets import BUDGETS
 from fastrl.pruners import PRUNERS
 from fastrl.types import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, to which `1e-6` is a number: YAML 1.1 wants a point in it, and would read a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +47,8 @@ class FastRLConfig:
         align: How the kept count reaches a multiple of the ranks: top_up (paper: pruned rollouts of
             highest |A|) | dummy (rows without weight).
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
-        max_empty_steps: Steps in a row without any signal, after which training stops with an
-            explanation.
+        max_empty_steps: Steps in a row without any signal (and with at least 64 groups), after which
+            training stops with an explanation.
         trace: Write a record of every rollout and its fate to the run folder.
         seed: Of every random choice, together with the step.
 
@@ -93,7 +103,7 @@ class FastRLConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(
-                    f"{name}: {value!r} is not one of {', '.join(choices)}.{_suggest(value, choices)}"
+                    f"{name}: {value!r} is not one of {', '.join(choices)}.{did_you_mean(value, choices)}"
                 )
         for name, (low, high, reason) in self._ranges.items():
             value = getattr(self, name)
@@ -123,14 +133,14 @@ class FastRLConfig:
         for key in settings:
             if key not in names:
                 raise ConfigError(
-                    f"{key!r} is not a setting of FastRL.{_suggest(key, names)} All: {', '.join(names)}."
+                    f"{key!r} is not a setting of FastRL.{did_you_mean(key, names)} All: {', '.join(names)}."
                 )
         return cls(**settings)
 
     @classmethod
     def load(cls, path: str | Path) -> "FastRLConfig":
         """Read a YAML file: either the settings themselves, or a recipe with a `fastrl:` block."""
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         if content is not None and not isinstance(content, dict):
             raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}.")
         if content and "fastrl" in content:
@@ -153,6 +163,18 @@ class FastRLConfig:
         return same_groups and self.pruner == "none" and self.zero_variance != "drop"
 
 
+def parse_yaml(text: str, where: str) -> Any:
+    """Read YAML, and nothing but data.
+
+    Raises:
+        ConfigError: not YAML; names `where` it came from.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML. {error}") from error
+
+
 def _check_type(name: str, value: Any, annotation: str) -> None:
     """YAML knows no types: catch `tau: "0.8"` and `ngram: 1.5` here, not in the middle of a run."""
     allowed: dict[str, tuple[type, ...]] = {
@@ -168,12 +190,13 @@ def _check_type(name: str, value: Any, annotation: str) -> None:
     if wrong_bool or not isinstance(value, allowed[expected]):
         remedy = ""
         if isinstance(value, str):
-            remedy = " Write it without quotes; YAML also reads 1e-4 as text: write 1.0e-4."
+            remedy = " Write it without quotes."
         raise ConfigError(
             f"{name}: {value!r} is a {type(value).__name__}; this setting takes a {expected}.{remedy}"
         )
 
 
-def _suggest(value: Any, choices: Any) -> str:
+def did_you_mean(value: Any, choices: Iterable[str]) -> str:
+    """Return a sentence that suggests the closest choice, or nothing."""
     close = difflib.get_close_matches(str(value), list(choices), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -15,6 +15,11 @@ from fastrl.similarity import jaccard_distances, mean_similarity
 from fastrl.types import ConfigError, Group, NoSignalError, Selection, StateError
 
 STATE_VERSION = 1
+_MIN_EMPTY_GROUPS = 64
+"""Groups that a stretch of empty steps must also hold before it stops a run: with one prompt per
+step, ten zero-variance groups in a row are nothing unusual."""
+_NOT_DECIDING = ("max_empty_steps", "trace")
+"""Settings that change no selection and no plan, so a resumed run may change them."""
 _SIMILARITY_SAMPLE = 16
 """Groups of a step that the similarity metric looks at: enough for a mean, cheap enough for every step."""
 
@@ -104,7 +109,8 @@ class FastRL:
             groups, selections: As given to and returned by `select`, before any alignment.
 
         Raises:
-            NoSignalError: the last `max_empty_steps` steps had no signal.
+            NoSignalError: the last `max_empty_steps` steps, with at least 64 groups, had no signal. Never
+                under a configuration that changes nothing: the engine would go on.
         """
         groups = self.with_advantages(groups)
         self.budget.observe(groups, selections)
@@ -133,7 +139,8 @@ class FastRL:
             self._empty_causes.clear()
             return
         self._empty_causes.update(causes)
-        if self.empty_steps >= self.config.max_empty_steps:
+        is_long = self._empty_causes.total() >= _MIN_EMPTY_GROUPS
+        if self.empty_steps >= self.config.max_empty_steps and is_long and not self.config.is_identity:
             histogram = ", ".join(f"{count} {cause}" for cause, count in self._empty_causes.most_common())
             raise NoSignalError(
                 f"{self.empty_steps} steps in a row had no group to learn from (max_empty_steps: "
@@ -171,10 +178,12 @@ class FastRL:
                 "Resume with the FastRL that wrote it."
             )
         check_keys(state, self.state_dict(), "FastRL run")
-        check_unchanged(
-            {"num_rollouts": state["num_rollouts"], **state["config"]},
-            {"num_rollouts": self._num_rollouts, **self.config.to_dict()},
-        )
+        saved = {"num_rollouts": state["num_rollouts"], **state["config"]}
+        current = {"num_rollouts": self._num_rollouts, **self.config.to_dict()}
+        for name in _NOT_DECIDING:
+            saved.pop(name, None)
+            current.pop(name)
+        check_unchanged(saved, current)
         step, empty_steps = int(state["step"]), int(state["empty_steps"])
         causes = Counter({str(k): int(v) for k, v in state["empty_causes"].items()})
         # The budget is the last that can refuse: a refused state changes nothing.

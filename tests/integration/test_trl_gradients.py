@@ -102,6 +102,21 @@ def test_gradient_equals_stock_trl_with_one_and_two_images(tmp_path, fastrl):
     assert_equal_gradients(run(ScriptedFast, fastrl=fastrl), run(ScriptedStock))
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_gradient_of_a_lora_adapter_equals_stock_trl(tmp_path, beta):
+    """With an adapter the reference is the same model without it."""
+    from peft import LoraConfig
+
+    def run(trainer_class, **trainer_kwargs):
+        adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        settings = {"beta": beta, "gradient_accumulation_steps": 2, "learning_rate": 0.5}
+        return train(
+            trainer_class, tmp_path, trainer_kwargs={"peft_config": adapter, **trainer_kwargs}, **settings
+        )[1]
+
+    assert_equal_gradients(run(ScriptedFast, fastrl=KEEP_ALL), run(ScriptedStock))
+
+
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "bnpo", "gspo"])
 @pytest.mark.parametrize("denominator", ["kept", "live", "full"])
 def test_pruned_gradient_is_the_sum_over_survivors_by_the_denominator(tmp_path, loss, denominator):

@@ -372,16 +372,27 @@ def test_denominators_of_a_round_add_up_over_its_windows(num_ranks):
             assert sum(p.denominators.tokens for p in plans) == pytest.approx(total, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["live", "kept"])
-def test_a_window_without_rows_divides_by_one(kind):
+def test_a_window_without_rows_divides_by_one():
     nothing = denominators(
-        kind,
+        "kept",
         tokens_N=np.ones(4, int),
         live_N=np.zeros(4, bool),
         window=np.array([], dtype=int),
         num_windows=2,
     )
     assert (nothing.rows, nothing.tokens) == (1.0, 1.0)
+
+
+def test_live_means_all_rows_where_no_group_has_signal():
+    # What is left then are KL and entropy terms, which dividing by one would blow up.
+    arguments = {
+        "tokens_N": np.full(4, 5),
+        "live_N": np.zeros(4, bool),
+        "window": np.array([1]),
+        "num_windows": 2,
+    }
+    live, full = denominators("live", **arguments), denominators("full", **arguments)
+    assert (live.rows, live.tokens) == (full.rows, full.tokens) == (2.0, 10.0)
 
 
 def test_a_share_of_a_row_is_a_denominator_too():

@@ -133,7 +133,7 @@ def test_a_users_environment_is_not_overwritten(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cli.app, "cli", lambda **kwargs: None)
     assert cli.main() == 0
     assert os.environ["OMP_WAIT_POLICY"] == "active"
-    assert os.environ["GOMP_SPINCOUNT"] == "0"
+    assert os.environ["GOMP_SPINCOUNT"] == "5000"
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("problem", 1)])

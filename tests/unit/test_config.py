@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from fastrl.config import FastRLConfig
+from fastrl.config import FastRLConfig, parse_yaml
 from fastrl.types import ConfigError
 
 
@@ -129,9 +129,29 @@ def test_what_yaml_may_write_for_a_number_or_for_nothing_is_accepted(line):
     assert getattr(FastRLConfig.from_dict({name: value}), name) == value
 
 
-def test_a_number_that_yaml_reads_as_text_comes_with_the_remedy():
-    with pytest.raises(ConfigError, match=r"1\.0e-4|without quotes|a dot"):
-        FastRLConfig.from_dict(yaml.safe_load("advantage_tol: 1e-4"))
+def test_a_number_in_quotes_comes_with_the_remedy():
+    with pytest.raises(ConfigError, match="without quotes"):
+        FastRLConfig.from_dict(yaml.safe_load('advantage_tol: "0.1"'))
+
+
+def test_a_file_may_write_small_numbers_without_a_dot(tmp_path):
+    (tmp_path / "settings.yaml").write_text("advantage_tol: 1e-4\n", encoding="utf-8")
+    assert FastRLConfig.load(tmp_path / "settings.yaml").advantage_tol == 1e-4
+
+
+def test_a_quoted_number_stays_a_text(tmp_path):
+    assert parse_yaml('a: "1e5"\nb: 1e5\nc: 1.5E-3\nd: e5', "here") == {
+        "a": "1e5",
+        "b": 1e5,
+        "c": 1.5e-3,
+        "d": "e5",
+    }
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    (tmp_path / "settings.yaml").write_text("tau: [0.8\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"settings\.yaml: not valid YAML"):
+        FastRLConfig.load(tmp_path / "settings.yaml")
 
 
 def test_settings_are_frozen_and_keyword_only():
@@ -193,7 +213,7 @@ def test_switching_the_block_off_does_not_switch_the_published_setting_on(tmp_pa
 
 
 def test_yaml_cannot_run_code(tmp_path):
-    with pytest.raises(yaml.YAMLError):
+    with pytest.raises(ConfigError, match="could not determine a constructor"):
         FastRLConfig.load(write(tmp_path, "tau: !!python/object/apply:os.getcwd []\n"))
 
 

@@ -23,6 +23,13 @@ def new_run(config=None, **changes):
     return FastRL(config, **{"num_rollouts": 8, "total_steps": 20, "steps_per_epoch": 2, **changes})
 
 
+@pytest.fixture(autouse=True)
+def _short_stretches_count(request, monkeypatch):
+    """Steps of these tests have few groups; the rule on their number has a test of its own."""
+    if "64 groups" not in (request.function.__doc__ or ""):
+        monkeypatch.setattr("fastrl.method._MIN_EMPTY_GROUPS", 1)
+
+
 def plain(selections):
     return [(s.keep_G.tolist(), s.weight_G.tolist(), s.cluster_G.tolist(), s.reason) for s in selections]
 
@@ -312,6 +319,32 @@ def test_one_group_with_signal_starts_the_count_again():
         assert run.metrics()["empty_steps"] == 1.0
         end_step(run, [group("a", [1, 1]), group("b", [1, 0])])
         assert run.metrics()["empty_steps"] == 0.0
+
+
+def test_a_stretch_of_few_groups_is_no_reason_to_stop():
+    """With one prompt per step, ten zero-variance steps are common: 64 groups are needed too."""
+    run = new_run(FastRLConfig(max_empty_steps=10, budget="fixed"))
+    groups = [group("q", [1, 1])]
+    for _ in range(63):
+        run.observe(groups, run.select(groups))
+    with pytest.raises(NoSignalError, match="64 steps in a row"):
+        run.observe(groups, run.select(groups))
+
+
+def test_the_identity_never_stops():
+    run = new_run(FastRLConfig(pruner="none", budget="fixed", max_empty_steps=1))
+    groups = [group(str(i), [1, 1]) for i in range(100)]
+    run.observe(groups, run.select(groups))
+    assert run.empty_steps == 1
+
+
+@pytest.mark.parametrize("change", [{"max_empty_steps": 99}, {"trace": True}], ids=lambda c: next(iter(c)))
+def test_a_resume_may_change_what_decides_nothing(change):
+    source = new_run()
+    end_step(source, STEPS[0])
+    resumed = new_run(FastRLConfig(**change))
+    resumed.load_state_dict(source.state_dict())
+    assert resumed.step == source.step
 
 
 def test_the_histogram_is_of_the_last_stretch_only():

@@ -1,16 +1,12 @@
 """Recipes: TRL's own GRPOConfig keys at the top level, a `fastrl:` block, a `task:` block, `baseline:`."""
 
 import dataclasses
-import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from fastrl.config import FastRLConfig
+from fastrl.config import FastRLConfig, did_you_mean, parse_yaml
 from fastrl.types import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +18,6 @@ RUNNER_KEYS = {
     "logging_steps": "the figure and the table need every step, so it is 1",
     "remove_unused_columns": "rewards read the columns of the data set, so it is false",
 }
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +145,14 @@ def check_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file with `yaml.safe_load`.
-
-    YAML 1.1 takes `1e-6` (without a point) for a text; here it is the number that was meant.
-    """
+    """Read a mapping from a YAML file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}). Give the path of a YAML file."
         ) from error
-    content = _load(text, str(path))
+    content = parse_yaml(text, str(path))
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -180,7 +172,7 @@ def parse_recipe(content: Mapping[str, Any], *, name: str) -> Recipe:
     for key in task:
         if key not in task_names:
             raise ConfigError(
-                f"task.{key} is unknown.{_suggest(key, task_names)} All: {', '.join(task_names)}."
+                f"task.{key} is unknown.{did_you_mean(key, task_names)} All: {', '.join(task_names)}."
             )
     fastrl = FastRLConfig.from_dict(_block(content, "fastrl"))
     return Recipe(name=name, trainer=trainer, task=Task(**task), fastrl=fastrl, baseline=baseline)
@@ -198,7 +190,7 @@ def _check_trainer_keys(trainer: Mapping[str, Any]) -> None:
         if key in {f.name for f in dataclasses.fields(FastRLConfig)}:
             raise ConfigError(f"{key!r} is a setting of FastRL: write it under `fastrl:` (fastrl.{key}).")
         raise ConfigError(
-            f"{key!r} is no key of a recipe.{_suggest(str(key), [*names, *OWN_KEYS])} At the top level are the "
+            f"{key!r} is no key of a recipe.{did_you_mean(str(key), [*names, *OWN_KEYS])} At the top level are the "
             f"fields of TRL's GRPOConfig and {', '.join(OWN_KEYS)}."
         )
 
@@ -221,24 +213,4 @@ def _apply(content: dict[str, Any], override: str) -> None:
         content = content[key]
         if not isinstance(content, dict):
             raise ConfigError(f"--set {override}: {'.'.join(keys[:depth])} is a value, not a block.")
-    content[keys[-1]] = _load(text, f"--set {override}")
-
-
-def _load(text: str, where: str) -> Any:
-    try:
-        return _numbers(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not valid YAML. {error}") from error
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-def _suggest(value: str, choices: Sequence[str]) -> str:
-    close = difflib.get_close_matches(value, choices, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    content[keys[-1]] = parse_yaml(text, f"--set {override}")

@@ -1,5 +1,6 @@
 """The training data as FastRL reads it: one row per prompt, each with a stable id."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,11 @@ PROMPT_ID = "fastrl_prompt_id"
 
 
 class NumberedRows(Dataset):
-    """A map-style data set whose rows carry their prompt id."""
+    """A map-style data set whose rows carry their prompt id.
+
+    A negative index -1 - i stands for row i where only its id is wanted: a round's rows are read
+    (and its images decoded) for its first micro-step alone, the others repeat them.
+    """
 
     def __init__(self, rows: Any, prompt_ids: Sequence[str]) -> None:
         self.rows = rows
@@ -23,6 +28,8 @@ class NumberedRows(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if index < 0:
+            return {PROMPT_ID: self.prompt_ids[~index]}
         return {**self.rows[index], PROMPT_ID: self.prompt_ids[index]}
 
 
@@ -36,7 +43,8 @@ class PromptSampler(Sampler):
     Args:
         num_rows: Prompts in the data set; the incomplete last round of an epoch is left out.
         prompts_per_round: P.
-        repeat: Micro-steps of a round times ranks: every rank gets the same prompts.
+        num_micro_steps: Micro-steps of a round. Those after the first name its rows without reading them.
+        num_ranks: Every rank gets the same prompts.
         epoch: Returns the current epoch.
     """
 
@@ -44,17 +52,20 @@ class PromptSampler(Sampler):
         self,
         num_rows: int,
         prompts_per_round: int,
-        repeat: int,
         *,
+        num_micro_steps: int,
+        num_ranks: int,
         shuffle: bool,
         seed: int,
         epoch: Callable[[], int],
-    ):
-        self.num_rows, self.prompts_per_round, self.repeat = num_rows, prompts_per_round, repeat
+    ) -> None:
+        self.num_rows, self.prompts_per_round = num_rows, prompts_per_round
+        self.num_micro_steps, self.num_ranks = num_micro_steps, num_ranks
         self.shuffle, self.seed, self.epoch = shuffle, seed, epoch
 
     def __len__(self) -> int:
-        return self.num_rows // self.prompts_per_round * self.prompts_per_round * self.repeat
+        num_rounds = self.num_rows // self.prompts_per_round
+        return num_rounds * self.prompts_per_round * self.num_micro_steps * self.num_ranks
 
     def __iter__(self) -> Iterator[int]:
         order = list(range(self.num_rows))
@@ -63,18 +74,26 @@ class PromptSampler(Sampler):
             for _ in range(self.epoch() + 1):
                 order = torch.randperm(self.num_rows, generator=generator).tolist()
         for start in range(0, self.num_rows - self.prompts_per_round + 1, self.prompts_per_round):
-            for _ in range(self.repeat):
-                yield from order[start : start + self.prompts_per_round]
+            chunk = order[start : start + self.prompts_per_round]
+            for micro_step in range(self.num_micro_steps):
+                for _ in range(self.num_ranks):
+                    yield from chunk if micro_step == 0 else [~row for row in chunk]
+
+
+def own_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Copy a row for one of its rollouts: a reward function may change its lists. Images are shared."""
+    return {key: value if key in ("image", "images") else copy.deepcopy(value) for key, value in row.items()}
 
 
 def prompt_ids_of(dataset: Any) -> list[str]:
     """The data set's own `id` column, which must be unique; else the row numbers."""
     if "id" not in (dataset.column_names or []):
         return [str(row) for row in range(len(dataset))]
-    ids = [str(value) for value in dataset["id"]]
+    values = list(dataset["id"])
+    ids = [str(value) for value in values]
     seen: set[str] = set()
     for row, prompt_id in enumerate(ids):
-        if prompt_id in seen or dataset["id"][row] is None:
+        if prompt_id in seen or values[row] is None:
             raise GroupError(
                 f"train_dataset row {row}: id {prompt_id!r} is missing or occurs twice. Histories and records are "
                 "kept by id. Make the column unique, or remove it to use row numbers."

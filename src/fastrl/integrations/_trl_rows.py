@@ -34,11 +34,13 @@ class MicroBatch(dict):
     Args:
         inputs: As TRL's `_compute_loss` takes them.
         plan: The window's micro-steps and denominators.
+        num_rows: Rows that are trained on: all but dummies.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], plan: WindowPlan) -> None:
+    def __init__(self, inputs: Mapping[str, Any], plan: WindowPlan, num_rows: int) -> None:
         super().__init__(inputs)
         self.plan = plan
+        self.num_rows = num_rows
 
 
 def split_rows(batch: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +121,8 @@ def repeat_prompts(
     split = split_pixel_values_by_grid({**tensors, "num_images": counts})
     if any(len(value) != num_prompts for value in split.values()):
         return None
+    if torch.is_tensor(pixels := split.get("pixel_values")) and pixels.ndim != 5:
+        return None  # one entry per prompt by its size alone: tiles can have that too
     index = torch.tensor(slots)
     rows = unsplit_pixel_values_by_grid({key: _index(value, index) for key, value in split.items()})
     per_token = {key: [value[s] for s in slots] for key, value in fields.items() if _is_per_token(value)}
@@ -141,25 +145,21 @@ class OncePerPrompt:
 
     Args:
         processor: TRL's processing class.
+        num_rows: Rows of the round; a call with another number of them is not the one that is meant.
         fields: Returns the fields of the round's rows, or None to process as usual.
     """
 
-    def __init__(self, processor: Any, fields: Callable[[], dict[str, Any] | None]) -> None:
+    def __init__(self, processor: Any, num_rows: int, fields: Callable[[], dict[str, Any] | None]) -> None:
         self._processor = processor
+        self._num_rows = num_rows
         self._fields = fields
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)
 
-    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        """Render nothing where the text would only be handed to `__call__`, which does not read it."""
-        if self._fields() and kwargs.get("tokenize") is False:
-            return ""
-        return self._processor.apply_chat_template(*args, **kwargs)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fields = self._fields()
-        if not fields or kwargs.get("images") is None:
+        if not fields or len(kwargs.get("images") or []) != self._num_rows:
             return self._processor(*args, **kwargs)
         return {
             key: pad([torch.tensor(row) for row in value], padding_value=0, padding_side="left")

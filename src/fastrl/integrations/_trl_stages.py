@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ else:
     _Host = object
 
 STAGES = ("generation", "rewards", "old_ref", "select", "update")
+COUNTS = ("rollouts", "trained/rows", "trained/tokens")
 
 _EXPECTED = {
-    "__init__": "model reward_funcs args train_dataset eval_dataset processing_class",
     "_calculate_rewards": "inputs prompts completions completion_ids_list",
     "_compute_loss": "model inputs",
     "_generate": "prompts",
@@ -52,7 +53,7 @@ def differing_signatures(trainer_class: type) -> list[str]:
 
 
 class StageTimesMixin(_Host):
-    """Log the seconds of each stage of an optimizer step as `fastrl/time/<stage>_s`; change nothing else.
+    """Log seconds by stage and counts of rows of every optimizer step under `fastrl/`; change nothing else.
 
     "update" is forward, loss and backward. On an accelerator every stage waits for the device, so
     that its work is counted where it was asked for.
@@ -60,6 +61,7 @@ class StageTimesMixin(_Host):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._stage_s = dict.fromkeys((*STAGES, "prepare"), 0.0)
+        self._counts: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -111,11 +113,15 @@ class StageTimesMixin(_Host):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._wait_for_device()
         self._stage_s["update"] += time.perf_counter() - start - (self._stage_s["prepare"] - prepared_s)
-        if self._step % self.current_gradient_accumulation_steps == 0:
-            self._log_stage_times()
+        if self.accelerator.sync_gradients:
+            self._end_optimizer_step()
         return loss
 
-    def _log_stage_times(self) -> None:
+    def _end_optimizer_step(self) -> None:
+        """Log what this optimizer step took and did: seconds by stage, rollouts sampled, rows trained on."""
         for stage in STAGES:
             self._log_metric_value(f"time/{stage}_s", self._stage_s[stage])
+        for name in COUNTS:
+            self._log_metric_value(name, float(self._counts[name]))
         self._stage_s = dict.fromkeys(self._stage_s, 0.0)
+        self._counts.clear()

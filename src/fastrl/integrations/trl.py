@@ -20,21 +20,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import IterableDataset
 from torch.utils.data import Sampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from fastrl.batching import WindowPlan, align_top_up, plan_round
+from fastrl.batching import DUMMY, WindowPlan, align_top_up, plan_round
 from fastrl.config import FastRLConfig
-from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, prompt_ids_of
+from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, own_row, prompt_ids_of
 from fastrl.integrations._trl_rows import MicroBatch, OncePerPrompt, repeat_prompts, split_rows, take_rows
+from fastrl.integrations._trl_schedule import Schedule, check_supported
 from fastrl.integrations._trl_stages import StageTimesMixin, differing_signatures
 from fastrl.method import FastRL
 from fastrl.trace import forget_rollouts, write_rollouts
-from fastrl.types import ConfigError, FastRLError, Group, GroupError, Selection, StateError
+from fastrl.types import FastRLError, Group, GroupError, Selection, StateError
 
 STATE_FILE = "fastrl_state.json"
 
@@ -58,9 +58,16 @@ class TimedGRPOTrainer(StageTimesMixin, GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self._log_metric_value("num_rollouts/mean", float(self.num_generations))
-            self._log_metric_value("rollouts", float(len(inputs) * self.accelerator.num_processes))
-            self._log_metric_value("trained/rows", float(len(inputs) * self.accelerator.num_processes))
+            self._counts["rollouts"] += len(inputs) * self.accelerator.num_processes
         return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        if self.model.training:
+            self._counts["trained/rows"] += len(inputs["completion_ids"]) * self.accelerator.num_processes
+            self._counts["trained/tokens"] += (
+                int(inputs["completion_mask"].sum()) * self.accelerator.num_processes
+            )
+        return super()._compute_loss(model, inputs)
 
 
 class FastRLMixin(StageTimesMixin):
@@ -91,25 +98,27 @@ class FastRLMixin(StageTimesMixin):
                 "trl 1.16, or adapt the overrides in fastrl.integrations.trl."
             )
         self._micro_batches: list[MicroBatch | None] = []
+        self._round_prompt_ids: list[str] = []
         self._round_slots: list[int] | None = None
         self._round_fields: dict[str, Any] | None = None
         self._defer_logps = False
+        self._has_traced = False
         super().__init__(*args, **kwargs)
         config = fastrl or FastRLConfig()
-        _check_supported(self, config)
-        self._prompts_per_round = self.args.generation_batch_size // self.num_generations
+        check_supported(self, config)
         self._prompt_ids = prompt_ids_of(self.train_dataset)
-        total_rounds, rounds_per_epoch = _round_counts(self, len(self._prompt_ids))
+        self._schedule = schedule = Schedule.of(self.args, self.num_iterations, len(self._prompt_ids))
         self.fastrl = FastRL(
             config,
             num_rollouts=self.num_generations,
-            total_steps=total_rounds,
-            steps_per_epoch=rounds_per_epoch,
+            total_steps=schedule.total_rounds,
+            steps_per_epoch=schedule.rounds_per_epoch,
         )
-        if config.budget == "ars" and total_rounds <= rounds_per_epoch:
+        if config.budget == "ars" and schedule.total_rounds <= schedule.rounds_per_epoch:
             warnings.warn(
-                f"budget: ars changes G_t after each epoch of {rounds_per_epoch} rounds, and this run has only "
-                f"{total_rounds}: G_t stays at {self.num_generations}. Train for several epochs, or set budget: fixed.",
+                f"budget: ars changes G_t after each epoch of {schedule.rounds_per_epoch} rounds, and this run has "
+                f"only {schedule.total_rounds}: G_t stays at {self.num_generations}. Train for several epochs, or "
+                "set budget: fixed.",
                 stacklevel=2,
             )
         self._tag_names = [*self._tag_names, "fastrl"]
@@ -124,8 +133,9 @@ class FastRLMixin(StageTimesMixin):
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         return PromptSampler(
             len(self._prompt_ids),
-            self._prompts_per_round,
-            self.num_iterations * self.args.steps_per_generation * self.accelerator.num_processes,
+            self._schedule.prompts_per_round,
+            num_micro_steps=self._schedule.micro_steps_per_round,
+            num_ranks=self.accelerator.num_processes,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
             epoch=lambda: int((self.state.epoch or 0) + 1e-6),
@@ -135,7 +145,7 @@ class FastRLMixin(StageTimesMixin):
         return self._get_dataloader(
             dataset=NumberedRows(self.train_dataset, self._prompt_ids),
             description="Training",
-            batch_size=self._prompts_per_round,
+            batch_size=self._schedule.prompts_per_round,
             sampler_fn=self._get_train_sampler,
             is_training=True,
         )
@@ -147,12 +157,19 @@ class FastRLMixin(StageTimesMixin):
             return super()._generate_and_score_completions(inputs)
         counts_P = self.fastrl.plan(self._round_prompt_ids)
         num_generations = int(counts_P[0])
-        assert (counts_P == num_generations).all(), (
-            "the budgets of this version give all prompts the same count"
-        )
+        assert (counts_P == num_generations).all(), "every budget so far gives all prompts the same count"
         slots = [p for p in range(len(inputs)) for _ in range(num_generations)]
+        for rows in (
+            self._logs["prompt"],
+            self._logs["completion"],
+            self._logs["advantages"],
+            self._logs["images"],
+        ):
+            rows.clear()  # they keep the last full batch of rows, which is more than a round with a smaller G_t
+        for by_name in (self._logs["rewards"], self._logs["extra"]):
+            by_name.clear()
         with self._full_groups(num_generations, slots):
-            return super()._generate_and_score_completions([dict(inputs[p]) for p in slots])
+            return super()._generate_and_score_completions([own_row(inputs[p]) for p in slots])
 
     @contextlib.contextmanager
     def _full_groups(self, num_generations: int, slots: list[int]) -> Iterator[None]:
@@ -163,7 +180,9 @@ class FastRLMixin(StageTimesMixin):
             self.beta, self._defer_logps = 0.0, True
         if self._is_vlm and not (self.tools or self.environment_factories or self.rollout_func):
             self._round_slots = slots
-            self.processing_class = OncePerPrompt(self.processing_class, lambda: self._round_fields)
+            self.processing_class = OncePerPrompt(
+                self.processing_class, len(slots), lambda: self._round_fields
+            )
         try:
             yield
         finally:
@@ -174,7 +193,7 @@ class FastRLMixin(StageTimesMixin):
         if self._round_slots is None or len(prompts) != len(self._round_slots):
             return super()._tokenize_prompts(prompts)
         slots = self._round_slots
-        first_row = [slots.index(p) for p in range(slots[-1] + 1)]
+        first_row = np.unique(slots, return_index=True)[1]
         prompt_ids, images, fields = super()._tokenize_prompts([prompts[row] for row in first_row])
         repeated = repeat_prompts(fields, images, slots)
         if repeated is None:
@@ -189,17 +208,14 @@ class FastRLMixin(StageTimesMixin):
         try:
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as error:
-            names = ", ".join(self.reward_func_names)
-            error.add_note(f"FastRL: raised while scoring the prompts {self._named_prompts()} with {names}.")
+            if self.model.training:
+                names, ids = ", ".join(self.reward_func_names), ", ".join(self._round_prompt_ids)
+                error.add_note(f"FastRL: raised while scoring the prompts {ids} with {names}.")
             raise
         if self.model.training:
             self._rewards_per_func = rewards
             self._num_tokens = [len(ids) for ids in completion_ids_list]
         return rewards
-
-    def _named_prompts(self) -> str:
-        ids = getattr(self, "_round_prompt_ids", [])
-        return ", ".join(ids[:8]) + (", ..." if len(ids) > 8 else "")
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         if self._defer_logps:
@@ -210,15 +226,20 @@ class FastRLMixin(StageTimesMixin):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         model.train()
+        if callable(
+            getattr(self.optimizer, "train", None)
+        ):  # as transformers does, before anything is sampled
+            self.optimizer.train()
         start = time.perf_counter()
-        per_round = self.args.steps_per_generation
-        if self._step % (per_round * self.num_iterations) == 0 or not self._micro_batches:
+        if self._step % self._schedule.micro_steps_per_round == 0 or not self._micro_batches:
             self._micro_batches = self._new_round(inputs)
-        micro_batch = self._micro_batches[self._step % per_round]
+        micro_batch = self._micro_batches[self._step % self.args.steps_per_generation]
         self._current_train_step_time += time.perf_counter() - start
         if micro_batch is None:  # a surplus micro-step: no forward, no backward, on any rank
             self._step += 1
             return torch.zeros((), device=self.accelerator.device)
+        self._counts["trained/rows"] += micro_batch.num_rows
+        self._counts["trained/tokens"] += int(_loss_mask(micro_batch).sum())
         return super().training_step(model, micro_batch, num_items_in_batch)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -228,8 +249,11 @@ class FastRLMixin(StageTimesMixin):
 
     def _new_round(self, inputs: list) -> list[MicroBatch | None]:
         """Sample, select, and plan one round; returns its micro-steps."""
+        self._state_before_round = self.fastrl.state_dict()
         inputs = [dict(row) for row in inputs]
         self._round_prompt_ids = [row.pop(PROMPT_ID) for row in inputs]
+        if not inputs[0]:  # a resume inside a round, whose first micro-step is past
+            inputs = self._rows_of(self._round_prompt_ids)
         batch = self._generate_and_score_completions(inputs)
         with self._clock("select"):
             groups = self._groups(batch)
@@ -243,15 +267,28 @@ class FastRLMixin(StageTimesMixin):
             self._report_round(groups, selections)
         return micro_batches
 
+    def _rows_of(self, prompt_ids: Sequence[str]) -> list[dict[str, Any]]:
+        number = {prompt_id: row for row, prompt_id in enumerate(self._prompt_ids)}
+        rows = [self.train_dataset[number[prompt_id]] for prompt_id in prompt_ids]
+        if not self.args.remove_unused_columns:
+            return rows
+        return [{key: row[key] for key in row if key in (self._signature_columns or [])} for row in rows]
+
     def _groups(self, batch: dict[str, Any]) -> list[Group]:
         per_func = self._rewards_per_func.detach().cpu().double()  # (N, number of reward functions)
         weighted = (per_func * self.reward_weights.cpu().double()).nansum(1)
         rewards_N = torch.where(per_func.isnan().all(1), torch.nan, weighted).numpy()
-        outcomes_N = None
-        if self.fastrl.config.outcome_key is not None:
-            outcomes_N = per_func[:, self.reward_func_names.index(self.fastrl.config.outcome_key)].numpy()
         advantages_N = batch["advantages"].cpu().double().numpy()
         tokens_N = batch["completion_ids"].cpu().numpy()
+        outcomes_N = rewards_N
+        if self.fastrl.config.outcome_key is not None:
+            outcomes_N = per_func[:, self.reward_func_names.index(self.fastrl.config.outcome_key)].numpy()
+        elif self.multi_objective_aggregation == "normalize_then_sum":
+            outcomes_N = advantages_N  # not a function of the total reward: equal totals can differ in it
+        if not self.fastrl.config.is_identity:
+            # A rollout without loss tokens (cut off, and masked) teaches nothing and stands for nobody.
+            # It stays in the baseline and in the outcomes: TRL has counted it there.
+            rewards_N = np.where(_loss_mask(batch).any(1).cpu().numpy(), rewards_N, np.nan)
         size = len(rewards_N) // len(self._round_prompt_ids)
         groups = []
         for p, prompt_id in enumerate(self._round_prompt_ids):
@@ -263,7 +300,7 @@ class FastRLMixin(StageTimesMixin):
                     tokens_G=[tokens_N[i, : self._num_tokens[i]] for i in range(rows.start, rows.stop)],
                     rewards_G=rewards_N[rows],
                     advantages_G=advantages_N[rows],
-                    outcomes_G=None if outcomes_N is None else outcomes_N[rows],
+                    outcomes_G=outcomes_N[rows],
                 )
             )
         return groups if self.fastrl.config.is_identity else self.fastrl.with_advantages(groups)
@@ -282,30 +319,24 @@ class FastRLMixin(StageTimesMixin):
         aligned, num_added = list(selections), 0
         if self.fastrl.config.align == "top_up":
             aligned, num_added = align_top_up(groups, selections, num_ranks)
-        loss_mask = batch["completion_mask"] * batch.get("tool_mask", 1)
-        tokens_N = loss_mask.sum(1).cpu().numpy()
+        tokens_N = _loss_mask(batch).sum(1).cpu().numpy()
         size_P = [group.num_rollouts for group in groups]
-        num_windows, num_steps = _windows(
-            self.args.steps_per_generation, self.args.gradient_accumulation_steps
-        )
         plans = plan_round(
             np.concatenate([selection.keep_G for selection in aligned]),
             tokens_N=tokens_N,
             length_N=(batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).cpu().numpy(),
             live_N=np.repeat([bool(np.any(group.advantages_G)) for group in groups], size_P),
-            num_windows=num_windows,
-            num_steps=num_steps,
+            num_windows=self._schedule.windows_per_round,
+            num_steps=self._schedule.steps_per_window,
             size=self.args.per_device_train_batch_size,
             denominator=self.fastrl.denominator,
             num_ranks=num_ranks,
             rng=self.fastrl.rng(purpose=1),
         )
-        trained = [row for plan in plans for step in plan.steps_R[rank] for row in step or [] if row >= 0]
-        self._round_sizes = sum(size_P), len(trained)
-        self._log_metric_value("rollouts", float(sum(size_P)))
-        self._log_metric_value("trained/rows", float(len(trained)))
-        self._log_metric_value("trained/tokens", float(tokens_N[trained].sum()))
-        self._log_metric_value("top_up/frac", num_added / max(len(trained), 1))
+        num_kept = sum(selection.num_kept for selection in aligned)
+        self._round_sizes = sum(size_P), num_kept
+        self._counts["rollouts"] += sum(size_P)
+        self._log_metric_value("top_up/frac", num_added / max(num_kept, 1))
         weight_N = np.concatenate([selection.weight_G for selection in aligned])
         advantage_N = np.concatenate([group.advantages_G for group in groups])
         batch = {**batch, "advantages": torch.from_numpy(advantage_N * weight_N).to(batch["advantages"])}
@@ -329,7 +360,8 @@ class FastRLMixin(StageTimesMixin):
                     continue
                 taken = take_rows(split, rows, filler=filler, multiple=self.pad_to_multiple_of)
                 taken["num_items_in_batch"] = torch.tensor(divide_by, device=self.accelerator.device)
-                micro_batches.append(MicroBatch(taken, plan))
+                num_rows = sum(row != DUMMY for row in rows)
+                micro_batches.append(MicroBatch(taken, plan, num_rows))
         return micro_batches
 
     def _compute_deferred_logps(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -389,37 +421,45 @@ class FastRLMixin(StageTimesMixin):
             return loss * (len(inputs["completion_ids"]) * spread / plan.denominators.rows)
         if self.loss_type in _TOKEN_SUM_LOSSES:  # divided by num_items_in_batch, set when collating
             return loss
-        num_tokens = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()
-        return loss * (num_tokens * spread / plan.denominators.tokens)
+        return loss * (_loss_mask(inputs).sum() * spread / plan.denominators.tokens)
 
     # Records and state.
 
-    def _log_stage_times(self) -> None:
+    def _end_optimizer_step(self) -> None:
         """Add what the pruned rows would have cost, at the price per row of this step's survivors."""
         num_sampled, num_trained = self._round_sizes
         spent_s = self._stage_s["update"] + self._stage_s["old_ref"]
         saved_s = spent_s * (num_sampled / num_trained - 1) if num_trained else 0.0
         self._log_metric_value("time/saved_est_s", saved_s)
-        super()._log_stage_times()
+        super()._end_optimizer_step()
 
     def _report_round(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
         for name, value in self.fastrl.metrics().items():
             self._log_metric_value(name, value)
         if self.fastrl.config.trace and self.accelerator.is_main_process:
-            write_rollouts(self._trace_path, groups, selections, step=self.fastrl.step - 1)
+            step = self.fastrl.step - 1
+            if not self._has_traced:  # an earlier run in this folder, or steps that a resume does again
+                forget_rollouts(self._trace_path, from_step=step)
+            write_rollouts(self._trace_path, groups, selections, step=step)
+            self._has_traced = True
 
     @property
     def _trace_path(self) -> Path:
         return Path(self.args.output_dir) / "fastrl" / "rollouts.jsonl"
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        # First ours, then TRL's: once its checkpoint is complete, older ones may be deleted.
         if self.args.should_save:
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            path = Path(self._get_output_dir(trial=trial)) / folder / STATE_FILE
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.fastrl.state_dict()), encoding="utf-8")
-            temporary.replace(path)
+            is_between_rounds = self._step % self._schedule.micro_steps_per_round == 0
+            state = self.fastrl.state_dict() if is_between_rounds else self._state_before_round
+            folder = (
+                Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f"{STATE_FILE}.tmp"
+            temporary.write_text(json.dumps(state), encoding="utf-8")
+            temporary.replace(folder / STATE_FILE)
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -431,59 +471,19 @@ class FastRLMixin(StageTimesMixin):
                 f"{checkpoint} holds no {STATE_FILE}: it was not saved by a FastRL run, so its G_t and history are "
                 "unknown. Resume from a checkpoint of this run, or start from its weights as a new run."
             )
-        self.fastrl.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
-        if self.accelerator.is_main_process:
-            forget_rollouts(self._trace_path, from_step=self.fastrl.step)
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise StateError(f"{path} is damaged ({error}). Resume from an earlier checkpoint.") from error
+        self.fastrl.load_state_dict(state)
+        # TRL counts micro-steps from 0 again. Rounds are counted by them, so go on where the run stood.
+        self._step = self._schedule.micro_steps(self.state.global_step)
 
 
 class FastGRPOTrainer(FastRLMixin, GRPOTrainer):
     """TRL's GRPOTrainer on the rollouts that teach something. All of its arguments, and `fastrl=`."""
 
 
-def _check_supported(trainer: Any, config: FastRLConfig) -> None:
-    if trainer.accelerator.num_processes > 1:
-        raise ConfigError(
-            f"{trainer.accelerator.num_processes} processes: this version of the TRL adapter trains in one process. "
-            "Launch a single process."
-        )
-    if isinstance(trainer.train_dataset, IterableDataset):
-        raise ConfigError(
-            "train_dataset is an IterableDataset: its prompts have no stable number to key G_t and a resume by. "
-            "Give a map-style datasets.Dataset."
-        )
-    if config.outcome_key is not None and config.outcome_key not in trainer.reward_func_names:
-        raise ConfigError(
-            f"outcome_key: {config.outcome_key!r} is none of the reward functions "
-            f"{', '.join(trainer.reward_func_names)}. Name the one that says whether the task was solved."
-        )
-    if trainer.beta and config.zero_variance == "drop":
-        warnings.warn(
-            f"zero_variance: drop with beta={trainer.beta:g} also drops the KL term of these groups. Set "
-            "zero_variance: keep_all to keep it.",
-            stacklevel=3,
-        )
-
-
-def _round_counts(trainer: Any, num_prompts: int) -> tuple[int, int]:
-    """Rounds of the whole run and of one epoch, from the trainer's own schedule."""
-    args = trainer.args
-    rounds_per_epoch = num_prompts // trainer._prompts_per_round
-    if rounds_per_epoch == 0:
-        raise ConfigError(
-            f"train_dataset has {num_prompts} prompts, fewer than the {trainer._prompts_per_round} of one round "
-            f"(generation_batch_size {args.generation_batch_size} / num_generations {trainer.num_generations}). Give "
-            "more prompts, or lower per_device_train_batch_size or steps_per_generation."
-        )
-    steps_per_round = args.steps_per_generation * trainer.num_iterations
-    updates_per_epoch = -(-rounds_per_epoch * steps_per_round // args.gradient_accumulation_steps)
-    updates = args.max_steps if args.max_steps > 0 else -int(-args.num_train_epochs * updates_per_epoch // 1)
-    return max(1, -(-updates * args.gradient_accumulation_steps // steps_per_round)), rounds_per_epoch
-
-
-def _windows(steps_per_generation: int, accumulation: int) -> tuple[int, int]:
-    """(optimizer windows that a round feeds, micro-steps it gives to each)."""
-    if steps_per_generation % accumulation == 0:
-        return steps_per_generation // accumulation, accumulation
-    if accumulation % steps_per_generation == 0:
-        return 1, steps_per_generation
-    return steps_per_generation, 1  # misaligned: every micro-step may end up in another window
+def _loss_mask(batch: dict[str, Any]) -> torch.Tensor:
+    """(B, C): tokens that the loss is taken over."""
+    return batch["completion_mask"] * batch.get("tool_mask", 1)

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; line styles tell them apart in print.
 COLOURS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -89,6 +90,7 @@ def _steps(axes: Axes, runs: Sequence[Mapping[str, Any]], key: str) -> None:
         )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.margins(y=0.15)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def look(index: int) -> dict[str, Any]:
