@@ -203,7 +203,17 @@ def test_no_module_outgrows_its_limit():
 
 def test_the_example_of_the_method_page_runs_as_printed(tmp_path):
     page = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    loop, example = re.findall(r"```python\n(.*?)```", page, re.S)
+    groups = [fastrl.Group(prompt_id="q", tokens_G=[[1], [2]], rewards_G=np.array([1.0, 0.0]))]
+    names = {
+        "FastRL": fastrl.FastRL,
+        "FastRLConfig": fastrl.FastRLConfig,
+        "prompt_ids": ["q"],
+        "groups": groups,
+    }
+    exec(loop, names)
+    assert names["counts"].tolist() == [8]
+    assert names["selections"][0].keep_G.all()
     shown = re.search(r"```text\n(.*?)```", page, re.S)
     assert shown
     done = subprocess.run(

@@ -187,3 +187,10 @@ def test_the_doctor_examines_a_recipe(tmp_path: Path):
     assert found(recipe)["prompts"].status == "problem"
     recipe.write_text("num_generation: 4", encoding="utf-8")
     assert "Did you mean 'num_generations'" in found(recipe)["recipe"].detail
+
+
+def test_a_step_without_any_reward_is_shown_as_such():
+    from fastrl.report.console import describe_step
+
+    assert describe_step({"reward": None, "step_s": 1.0}, 1.0).startswith("reward -")
+    assert describe_step({"reward": 0.5, "step_s": 1.0}, 1.0).startswith("reward 0.500")

@@ -40,6 +40,7 @@ def test_a_flat_curve_reaches_its_own_mean():
 def test_final_accuracy_is_the_mean_of_the_last_three():
     assert final_accuracy([(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9)]) == pytest.approx(0.6)
     assert final_accuracy([(0, 0.4)]) == pytest.approx(0.4)
+    assert final_accuracy([(0, 0.3), (60, 0.9)]) == 0.9, "the untrained model is no result of training"
     with pytest.raises(ValueError, match="no evaluation"):
         final_accuracy([])
 

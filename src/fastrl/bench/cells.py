@@ -1,10 +1,13 @@
 """Cells of a benchmark: one method, one seed, one JSON file. A finished cell is never run again."""
 
+import functools
+import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import fastrl
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
 from fastrl.bench.run import versions, write_json
@@ -43,10 +46,11 @@ def run_cell(
             )
         return cell
     shutil.rmtree(folder / name, ignore_errors=True)  # rows of a run that was interrupted
+    started = versions()
     run = train_method(recipe, method, seed=seed, folder=folder / name, progress=progress)
     cell = {
         "settings": settings,
-        "versions": versions(),
+        "versions": started,
         "summary": summarize_run(run),
         "steps": [
             [row["step_s"], row.get("fastrl/num_rollouts/mean"), row.get("fastrl/trained/rows")]
@@ -59,10 +63,23 @@ def run_cell(
 
 
 def cell_settings(recipe: Recipe, method: Method, seed: int) -> dict[str, Any]:
-    """All that a cell's result depends on, as JSON values."""
+    """What a cell's result depends on, but for the machine, as JSON values."""
     resolved = recipe.replace(**method.trainer, seed=seed).to_dict()
     resolved["fastrl"] = None if method.fastrl is None else method.fastrl.to_dict()
+    resolved["packages"] = versions()["packages"]
+    resolved["source"] = source_digest()
     return json.loads(json.dumps(resolved))
+
+
+@functools.cache
+def source_digest() -> str:
+    """A digest of FastRL's own code and shipped checkpoint: cells of different code are not one benchmark."""
+    root = Path(fastrl.__file__).parent
+    files = [*root.rglob("*.py"), *(root / "testbed" / "checkpoint").iterdir()]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def curve(cell: dict[str, Any], accuracy: str = "greedy") -> list[tuple[float, float]]:

@@ -198,29 +198,27 @@ def _recipe(path: str | Path) -> Iterator[Check]:
 
 
 def _batches(recipe: "Recipe") -> Iterator[Check]:
-    from fastrl.bench.training import prompts_per_step
-
-    args = recipe.grpo_config("unused")
-    prompts, task = prompts_per_step(args), recipe.task
+    args, task = recipe.grpo_config("unused"), recipe.task
     rows = args.generation_batch_size
+    prompts = rows // args.num_generations
     yield Check(
         name="batch",
         status="ok",
-        detail=f"{rows} rollouts per generation = {rows // args.num_generations} prompts x {args.num_generations}",
+        detail=f"{rows} rollouts per generation = {prompts} prompts x {args.num_generations}",
     )
     if task.train_prompts < prompts:
         yield Check(
             name="prompts",
             status="problem",
-            detail=f"{task.train_prompts} training prompts do not fill one step of {prompts}",
-            remedy="Raise task.train_prompts, or lower per_device_train_batch_size.",
+            detail=f"{task.train_prompts} training prompts do not fill one generation of {prompts}",
+            remedy="Raise task.train_prompts, or lower per_device_train_batch_size or steps_per_generation.",
         )
         return
-    steps, left_over = divmod(task.train_prompts, prompts)
+    rounds, left_over = divmod(task.train_prompts, prompts)
     yield Check(
         name="prompts",
         status="note" if left_over else "ok",
-        detail=f"{task.train_prompts} training prompts, {prompts} per step, {steps} steps per epoch",
+        detail=f"{task.train_prompts} training prompts, {prompts} per generation, {rounds} generations per epoch",
         remedy=f"{left_over} prompts are left out of every epoch: choose a multiple of {prompts}."
         if left_over
         else "",

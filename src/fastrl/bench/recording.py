@@ -56,10 +56,14 @@ class Recorder(TrainerCallback):
     Args:
         evaluate: Model -> row of accuracies.
         evaluate_every: Steps between evaluations; 0 = before and after only; None = never.
+        label: Names the run to the progress.
         folder: Rows are appended to metrics.jsonl and evaluations.jsonl there; None = not written.
     """
 
-    def __init__(self, evaluate: Any, evaluate_every: int | None, folder: Path | None, progress: Progress):
+    def __init__(
+        self, label: str, evaluate: Any, evaluate_every: int | None, folder: Path | None, progress: Progress
+    ) -> None:
+        self.label = label
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
         self.folder = folder
@@ -70,6 +74,7 @@ class Recorder(TrainerCallback):
         self.evaluations: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.start(self.label, state.max_steps)
         self._evaluate(state, kwargs["model"])
         self._start()
 

@@ -16,7 +16,7 @@ import yaml
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
 from fastrl.bench.summary import summarize_runs
-from fastrl.bench.training import Method, MethodRun, train_method, warm_up, with_seed
+from fastrl.bench.training import Method, MethodRun, train_method, warm_up
 from fastrl.types import ConfigError
 
 PACKAGES = ("fastrl-grpo", "torch", "trl", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
@@ -34,10 +34,10 @@ class RecipeRun:
     """What a recipe gave.
 
     Args:
-        folder: recipe.yaml, versions.json, summary.json, and a folder per method (and seed) with
+        folder: recipe.yaml, versions.json, summary.json, and a folder per method with
             metrics.jsonl and evaluations.jsonl.
-        runs: In the order in which they ran: seeds outside, methods inside.
-        summary: The content of summary.json, see `summarize_runs`; of the first seed.
+        runs: In the order in which they ran.
+        summary: The content of summary.json, see `summarize_runs`.
     """
 
     folder: Path
@@ -57,7 +57,6 @@ def run_recipe(
     recipe: Recipe,
     *,
     methods: Sequence[Method] | None = None,
-    seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> RecipeRun:
@@ -67,7 +66,6 @@ def run_recipe(
         recipe: What to train.
         methods: Default: those of the recipe. The first one without FastRL is what others are
             compared with.
-        seeds: Default: the seed of the recipe. Given ones also seed FastRL's own choices.
         out: Folder of this run; default runs/<recipe>-<UTC time>. It must not hold anything yet.
         progress: Told about every step and evaluation.
 
@@ -76,8 +74,8 @@ def run_recipe(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: the recipe runner measures one process. For many, "
-            "start a script of your own with FastGRPOTrainer under `accelerate launch`."
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: this version trains in one process. Start it without "
+            "a launcher."
         )
     chosen = list(methods if methods is not None else methods_of(recipe))
     for method in chosen:
@@ -86,13 +84,11 @@ def run_recipe(
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False), encoding="utf-8")
     write_json(folder / "versions.json", versions())
     warm_up(recipe)
-    runs = []
-    for seed in seeds if seeds is not None else [recipe.seed]:
-        for method in chosen:
-            name = method.key if seeds is None else f"{method.key}-seed{seed}"
-            seeded = method if seeds is None else with_seed(method, seed)
-            runs.append(train_method(recipe, seeded, seed=seed, folder=folder / name, progress=progress))
-    summary = {"recipe": recipe.name, **summarize_runs([run for run in runs if run.seed == runs[0].seed])}
+    runs = [
+        train_method(recipe, method, seed=recipe.seed, folder=folder / method.key, progress=progress)
+        for method in chosen
+    ]
+    summary = {"recipe": recipe.name, **summarize_runs(runs)}
     write_json(folder / "summary.json", summary)
     return RecipeRun(folder=folder, runs=runs, summary=summary)
 

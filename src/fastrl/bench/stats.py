@@ -14,15 +14,17 @@ _ROUNDING = 1e-9
 
 
 def final_accuracy(curve: Sequence[tuple[float, float]], num_last: int = NUM_LAST) -> float:
-    """Return the mean accuracy of the last evaluations of a run.
+    """Return the mean accuracy of the last evaluations of a run, the one before training left out.
 
     Args:
-        curve: (seconds of training, accuracy in [0, 1]) pairs in the order of time.
+        curve: (seconds of training, accuracy in [0, 1]) pairs in the order of time; the first is the
+            untrained model. If there is no other, its accuracy is returned.
         num_last: Evaluations to average; fewer if the curve is shorter.
     """
     if not curve:
         raise ValueError("final_accuracy: the curve has no evaluation. Evaluate at least once.")
-    return float(np.mean([accuracy for _, accuracy in curve[-num_last:]]))
+    trained = curve[1:] or curve
+    return float(np.mean([accuracy for _, accuracy in trained[-num_last:]]))
 
 
 def time_to_accuracy(curve: Sequence[tuple[float, float]], target: float) -> float | None:

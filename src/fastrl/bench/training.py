@@ -90,7 +90,9 @@ def train_method(
     args = recipe.replace(**method.trainer, seed=seed).grpo_config(folder / "trainer")
     set_seed(seed)
     model, processor, train_dataset, measure = _testbed(recipe.task, seed, with_evaluation=evaluate)
-    recorder = Recorder(measure, recipe.task.evaluate_every if evaluate else None, folder, progress)
+    recorder = Recorder(
+        method.label, measure, recipe.task.evaluate_every if evaluate else None, folder, progress
+    )
     arguments: dict[str, Any] = {
         "model": model,
         "processing_class": processor,
@@ -104,7 +106,6 @@ def train_method(
     else:
         trainer = FastGRPOTrainer(**arguments, fastrl=method.fastrl)
     trainer.remove_callback(PrinterCallback)
-    progress.start(method.label, _num_steps(args, recipe.task))
     try:
         trainer.train()
     finally:
@@ -127,18 +128,6 @@ def warm_up(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
         stock = Method(key="warm-up", label="warm-up")
         train_method(recipe.replace(max_steps=1), stock, seed=0, folder=Path(folder), evaluate=False)
-
-
-def prompts_per_step(args: Any) -> int:
-    """Prompts of one optimizer step: rows of a step / rollouts per prompt."""
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return rows // args.num_generations
-
-
-def _num_steps(args: Any, task: Task) -> int:
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    return int(args.num_train_epochs * (task.train_prompts // max(prompts_per_step(args), 1)))
 
 
 def _testbed(task: Task, seed: int, *, with_evaluation: bool) -> tuple[Any, Any, Any, Any]:

@@ -82,7 +82,8 @@ def describe_step(row: Mapping[str, Any], step_s: float) -> str:
     """One line on a step: reward, G_t, kept share, seconds per step. What is not logged is left out."""
     parts = []
     if "reward" in row:
-        parts.append(f"reward {row['reward']:.3f}")
+        reward = row["reward"]  # None where no rollout of the step could be scored
+        parts.append("reward -" if reward is None else f"reward {reward:.3f}")
     if "fastrl/num_rollouts/mean" in row:
         parts.append(f"G {row['fastrl/num_rollouts/mean']:.0f}")
     if "fastrl/kept/frac" in row:

@@ -63,7 +63,14 @@ def _accuracy(axes: Axes, runs: Sequence[Mapping[str, Any]], summary: Mapping[st
     for index, run in enumerate(runs):
         seconds = [row["train_s"] for row in run["evaluations"]]
         greedy = [100 * row["greedy"] for row in run["evaluations"]]
-        axes.plot(seconds, greedy, label=run["label"], marker=MARKERS[index], markersize=4, **look(index))
+        axes.plot(
+            seconds,
+            greedy,
+            label=run["label"],
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=4,
+            **look(index),
+        )
     target = summary["target"]
     if target is not None:
         name = f"final accuracy of the baseline ({target:.1%})"
@@ -72,10 +79,11 @@ def _accuracy(axes: Axes, runs: Sequence[Mapping[str, Any]], summary: Mapping[st
             if run["time_to_target_s"] is not None:
                 axes.plot(
                     run["time_to_target_s"], 100 * target, marker="|", markersize=14, markeredgewidth=1.8,
-                    color=COLOURS[index], linestyle="none",
+                    color=look(index)["color"], linestyle="none",
                 )  # fmt: skip
     ratios = [run["speedup_to_target"] for run in runs if run["speedup_to_target"] is not None]
-    title = f"The baseline's final accuracy, {ratios[-1]:.1f}x sooner" if len(ratios) > 1 else "Accuracy"
+    is_sooner = len(ratios) > 1 and ratios[-1] > 1
+    title = f"The baseline's final accuracy, {ratios[-1]:.2f}x sooner" if is_sooner else "Accuracy"
     axes.set(title=title, xlabel="seconds of training", ylabel="held-out accuracy, greedy (%)")
     axes.set_xlim(left=0)
     axes.legend(loc="lower right")
