@@ -6,12 +6,11 @@ Both train from the same checkpoint in one process, in ABBA order, so that a dri
 on both alike. Writes runs/bench/step_time.json and prints markdown.
 """
 
-import os
+# ruff: noqa: E402  (settings that torch reads when it is loaded come first)
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+from fastrl.cli import set_environment
+
+set_environment()
 
 import argparse
 import tempfile

@@ -6,12 +6,11 @@ Each cell (method, seed) is a JSON file under runs/bench/time_to_accuracy; a fin
 so the benchmark can be stopped and started. Prints markdown, draws docs/img/time_to_accuracy.{svg,png}.
 """
 
-import os
+# ruff: noqa: E402  (settings that torch reads when it is loaded come first)
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+from fastrl.cli import set_environment
+
+set_environment()
 
 import argparse
 import warnings

@@ -92,10 +92,15 @@ def doctor(recipe: Path | None = None) -> int:
     return int(any(check.status == "problem" for check in checks))
 
 
-def main() -> int:
-    """Run the command line and return its exit code: 0, 1 (doctor found a problem) or 2 (a user's error)."""
+def set_environment() -> None:
+    """Set what torch and transformers read when they are loaded; what the user has set stays."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def main() -> int:
+    """Run the command line and return its exit code: 0, 1 (doctor found a problem) or 2 (a user's error)."""
+    set_environment()
     # What the next major version of transformers renames is no news to somebody who trains.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     try:

@@ -65,7 +65,6 @@ class FastRL:
                 "which its memory and batch sizes are made for. Raise the engine's number, or lower max_rollouts."
             )
         self._num_rollouts = num_rollouts
-        self.pruner = make_pruner(self.config)
         self.budget: Budget = BUDGETS[self.config.budget](
             num_rollouts=self.config.max_rollouts or num_rollouts,
             min_rollouts=self.config.min_rollouts,
@@ -115,7 +114,7 @@ class FastRL:
         groups = self.with_advantages(groups)
         self.budget.observe(groups, selections)
         self._metrics = {
-            **summarize(groups, selections),
+            **_summary(groups, selections),
             "similarity/mean_within_class": self._similarity(groups),
         }
         self.step += 1
@@ -127,7 +126,7 @@ class FastRL:
                 jaccard_distances(group.tokens_G, self.config.ngram),
                 advantage_classes(_advantages(group), group.scorable_G, self.config.advantage_tol),
             )
-            for group in _canonical(groups)[:_SIMILARITY_SAMPLE]
+            for group in (groups[p] for p in _canonical_order(groups)[:_SIMILARITY_SAMPLE])
         ]
         return float(np.nanmean(means)) if not np.isnan(means).all() else float("nan")
 
@@ -234,7 +233,10 @@ def summarize(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[
 
     Counts are per prompt and before any alignment; shares are of all rollouts.
     """
-    groups = [_with_advantages(group) for group in groups]
+    return _summary([_with_advantages(group) for group in groups], selections)
+
+
+def _summary(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[str, float]:
     keep_N = np.concatenate([s.keep_G for s in selections])
     weight_N = np.concatenate([s.weight_G for s in selections])
     tokens_N = np.array([len(tokens) for group in groups for tokens in group.tokens_G])
@@ -301,7 +303,3 @@ def _canonical_order(groups: Sequence[Group]) -> list[int]:
     numbers = [[b"" if column is None else column.tobytes() for column in three] for three in columns]
     content = [([list(map(int, t)) for t in g.tokens_G], n) for g, n in zip(groups, numbers, strict=True)]
     return sorted(range(len(ids)), key=lambda p: (ids[p], content[p]))
-
-
-def _canonical(groups: Sequence[Group]) -> list[Group]:
-    return [groups[p] for p in _canonical_order(groups)]

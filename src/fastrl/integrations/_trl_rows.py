@@ -5,7 +5,7 @@ are indexed by image, patch or tile, so rows are taken between TRL's own
 `split_pixel_values_by_grid` and `unsplit_pixel_values_by_grid`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ _IMAGE = {
     "image_position_ids", "num_images", "num_tiles",
 }  # fmt: skip
 _OTHER = {"advantages", "num_items_in_batch"}
+FORWARD_FIELDS = _IMAGE | _BOTH
+"""What the model's forward pass takes beside ids and masks."""
 
 
 class MicroBatch(dict):
@@ -145,25 +147,26 @@ class OncePerPrompt:
 
     Args:
         processor: TRL's processing class.
-        num_rows: Rows of the round; a call with another number of them is not the one that is meant.
-        fields: Returns the fields of the round's rows, or None to process as usual.
+        slots: The prompt of each row of the round; a call with another number of rows is not the one
+            that is meant.
+
+    `fields` are those of the round's rows, once they are known; None = process as usual.
     """
 
-    def __init__(self, processor: Any, num_rows: int, fields: Callable[[], dict[str, Any] | None]) -> None:
+    def __init__(self, processor: Any, slots: Sequence[int]) -> None:
         self._processor = processor
-        self._num_rows = num_rows
-        self._fields = fields
+        self.slots = slots
+        self.fields: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        fields = self._fields()
-        if not fields or len(kwargs.get("images") or []) != self._num_rows:
+        if not self.fields or len(kwargs.get("images") or []) != len(self.slots):
             return self._processor(*args, **kwargs)
         return {
             key: pad([torch.tensor(row) for row in value], padding_value=0, padding_side="left")
             if _is_per_token(value)
             else value
-            for key, value in fields.items()
+            for key, value in self.fields.items()
         }

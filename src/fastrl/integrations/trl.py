@@ -29,7 +29,14 @@ from trl.trainer.utils import use_adapter
 from fastrl.batching import DUMMY, WindowPlan, align_top_up, plan_round
 from fastrl.config import FastRLConfig
 from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, own_row, prompt_ids_of
-from fastrl.integrations._trl_rows import MicroBatch, OncePerPrompt, repeat_prompts, split_rows, take_rows
+from fastrl.integrations._trl_rows import (
+    FORWARD_FIELDS,
+    MicroBatch,
+    OncePerPrompt,
+    repeat_prompts,
+    split_rows,
+    take_rows,
+)
 from fastrl.integrations._trl_schedule import Schedule, check_supported
 from fastrl.integrations._trl_stages import StageTimesMixin, differing_signatures
 from fastrl.method import FastRL
@@ -40,10 +47,6 @@ STATE_FILE = "fastrl_state.json"
 
 _ROW_MEAN_LOSSES = ("grpo", "sapo", "luspo", "dr_grpo")
 _TOKEN_SUM_LOSSES = ("dapo", "cispo", "vespo")
-_FORWARD_FIELDS = (
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
-    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
 
 
 def signature_problems() -> list[str]:
@@ -99,8 +102,6 @@ class FastRLMixin(StageTimesMixin):
             )
         self._micro_batches: list[MicroBatch | None] = []
         self._round_prompt_ids: list[str] = []
-        self._round_slots: list[int] | None = None
-        self._round_fields: dict[str, Any] | None = None
         self._defer_logps = False
         self._has_traced = False
         super().__init__(*args, **kwargs)
@@ -159,15 +160,8 @@ class FastRLMixin(StageTimesMixin):
         num_generations = int(counts_P[0])
         assert (counts_P == num_generations).all(), "every budget so far gives all prompts the same count"
         slots = [p for p in range(len(inputs)) for _ in range(num_generations)]
-        for rows in (
-            self._logs["prompt"],
-            self._logs["completion"],
-            self._logs["advantages"],
-            self._logs["images"],
-        ):
-            rows.clear()  # they keep the last full batch of rows, which is more than a round with a smaller G_t
-        for by_name in (self._logs["rewards"], self._logs["extra"]):
-            by_name.clear()
+        for logged in self._logs.values():
+            logged.clear()  # TRL keeps the last full batch of rows: more than a round with a smaller G_t
         with self._full_groups(num_generations, slots):
             return super()._generate_and_score_completions([own_row(inputs[p]) for p in slots])
 
@@ -179,27 +173,24 @@ class FastRLMixin(StageTimesMixin):
         if not self.use_vllm:  # with vLLM, TRL's importance ratio needs old log-probs at once
             self.beta, self._defer_logps = 0.0, True
         if self._is_vlm and not (self.tools or self.environment_factories or self.rollout_func):
-            self._round_slots = slots
-            self.processing_class = OncePerPrompt(
-                self.processing_class, len(slots), lambda: self._round_fields
-            )
+            self.processing_class = OncePerPrompt(self.processing_class, slots)
         try:
             yield
         finally:
             self.num_generations, self.beta, self.processing_class = saved
-            self._defer_logps, self._round_slots, self._round_fields = False, None, None
+            self._defer_logps = False
 
     def _tokenize_prompts(self, prompts: list) -> Any:
-        if self._round_slots is None or len(prompts) != len(self._round_slots):
+        once = self.processing_class
+        if not isinstance(once, OncePerPrompt) or len(prompts) != len(once.slots):
             return super()._tokenize_prompts(prompts)
-        slots = self._round_slots
+        slots = once.slots
         first_row = np.unique(slots, return_index=True)[1]
         prompt_ids, images, fields = super()._tokenize_prompts([prompts[row] for row in first_row])
         repeated = repeat_prompts(fields, images, slots)
         if repeated is None:
-            self._round_slots = None
             return super()._tokenize_prompts(prompts)
-        self._round_fields = repeated
+        once.fields = repeated
         return [prompt_ids[p] for p in slots], images and [images[p] for p in slots], repeated
 
     def _calculate_rewards(
@@ -226,9 +217,8 @@ class FastRLMixin(StageTimesMixin):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         model.train()
-        if callable(
-            getattr(self.optimizer, "train", None)
-        ):  # as transformers does, before anything is sampled
+        # As transformers does, but before anything is sampled: such optimizers swap weights here.
+        if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         start = time.perf_counter()
         if self._step % self._schedule.micro_steps_per_round == 0 or not self._micro_batches:
@@ -394,7 +384,7 @@ class FastRLMixin(StageTimesMixin):
             torch.cat([micro_batch["prompt_ids"], micro_batch["completion_ids"]], dim=1),
             torch.cat([micro_batch["prompt_mask"], micro_batch["completion_mask"]], dim=1),
             micro_batch["completion_ids"].size(1),
-            **{key: micro_batch[key] for key in _FORWARD_FIELDS if key in micro_batch},
+            **{key: micro_batch[key] for key in FORWARD_FIELDS if key in micro_batch},
         )[0]
 
     # Loss: TRL's own, brought to exact denominators.
