@@ -15,6 +15,24 @@ DUMMY = -1
 """Row number of a row that only fills up: weight 0, no loss."""
 
 
+def round_up_counts(counts_P: np.ndarray, multiple: int, maximum: int) -> np.ndarray:
+    """Raise rollout counts until their sum is a multiple: every rank must generate the same number.
+
+    The prompts with the fewest rollouts get one more each, ties in the order of the prompts.
+
+    Args:
+        counts_P: (P,) rollouts per prompt, none above the maximum.
+        multiple: Number of ranks; P * maximum is a multiple of it.
+        maximum: The engine's own number of rollouts per prompt.
+    """
+    assert len(counts_P) * maximum % multiple == 0, "full groups fill the ranks evenly"
+    counts_P = counts_P.copy()
+    for _ in range(-int(counts_P.sum()) % multiple):
+        counts_P[np.argmin(counts_P)] += 1
+    assert (counts_P <= maximum).all()
+    return counts_P
+
+
 def align_top_up(
     groups: Sequence[Group], selections: Sequence[Selection], multiple: int
 ) -> tuple[list[Selection], int]:
@@ -112,7 +130,7 @@ def balance(window: np.ndarray, owner_N: np.ndarray, num_ranks: int) -> list[lis
 
 
 def micro_batches(
-    share: Sequence[int], length_N: np.ndarray, *, size: int, num_steps: int
+    share: Sequence[int], length_N: np.ndarray, *, size: int, num_steps: int, shrink: bool = False
 ) -> list[list[int] | None]:
     """Plan the micro-steps of one optimizer window on one rank.
 
@@ -126,9 +144,12 @@ def micro_batches(
         length_N: (N,) tokens of each row, prompt included.
         size: Most rows in one micro-batch.
         num_steps: Micro-steps of the window; num_steps * size rows must suffice.
+        shrink: Use all micro-steps with fewer rows each, for the least memory.
     """
     num_used = -(-len(share) // size)
     assert 1 <= num_used <= num_steps, "a window holds more rows than the engine's batch"
+    if shrink:
+        num_used = min(num_steps, len(share))
     by_length = sorted(share, key=lambda i: (-length_N[i] if i != DUMMY else 0, i))
     used = [chunk.tolist() for chunk in np.array_split(np.array(by_length), num_used)]
     return [None] * (num_steps - num_used) + used
@@ -151,6 +172,10 @@ class WindowPlan:
     def num_micro_batches(self) -> int:
         return sum(step is not None for step in self.steps_R[0])
 
+    def rows(self, rank: int) -> list[int]:
+        """Row numbers on a rank, dummies included, in the order of its micro-steps."""
+        return [row for step in self.steps_R[rank] if step is not None for row in step]
+
 
 def plan_round(
     keep_N: np.ndarray,
@@ -158,9 +183,11 @@ def plan_round(
     tokens_N: np.ndarray,
     length_N: np.ndarray,
     live_N: np.ndarray,
+    image_N: np.ndarray | None = None,
     num_windows: int,
     num_steps: int,
     size: int,
+    shrink: bool = False,
     denominator: str,
     num_ranks: int,
     rng: np.random.Generator,
@@ -170,20 +197,83 @@ def plan_round(
     Args:
         keep_N: (N,) bool, rows to train on; N is a multiple of num_ranks.
         tokens_N, length_N, live_N, denominator: see `denominators` and `micro_batches`.
+        image_N: (N,) bool, rows whose prompt has an image; None = no row has one.
         num_windows: Optimizer windows of the round.
         num_steps: Micro-steps per window and rank.
-        size: Most rows of a micro-batch on one rank.
+        size, shrink: Most rows of a micro-batch on one rank; whether to use all micro-steps.
     """
-    assert len(keep_N) % num_ranks == 0, "every rank generates the same number of rows"
-    owner_N = np.arange(len(keep_N)) // max(1, len(keep_N) // num_ranks)
+    owner_N = owners(len(keep_N), num_ranks)
     plans = []
     for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
         steps_R = [
-            micro_batches(share, length_N, size=size, num_steps=num_steps)
+            micro_batches(share, length_N, size=size, num_steps=num_steps, shrink=shrink)
             for share in balance(window, owner_N, num_ranks)
         ]
         divide_by = denominators(
             denominator, tokens_N=tokens_N, live_N=live_N, window=window, num_windows=num_windows
         )
+        if image_N is not None:
+            steps_R = _with_images_everywhere(steps_R, image_N)
         plans.append(WindowPlan(steps_R=steps_R, denominators=divide_by))
     return plans
+
+
+def owners(num_rows: int, num_ranks: int) -> np.ndarray:
+    """(N,) the rank that generated each row: contiguous slices of equal size."""
+    assert num_rows % num_ranks == 0, "every rank generates the same number of rows"
+    return np.arange(num_rows) // max(1, num_rows // num_ranks)
+
+
+def _with_images_everywhere(
+    steps_R: list[list[list[int] | None]], image_N: np.ndarray
+) -> list[list[list[int] | None]]:
+    """Where one rank's micro-batch has an image and another's has none, add a dummy to all of them.
+
+    Sharded engines gather the weights of a vision tower as they reach it: ranks without images would
+    not take part, and the others would wait for ever. A dummy carries an image (see `fillers`).
+    """
+    together = []
+    for step_R in zip(*steps_R, strict=True):
+        if step_R[0] is not None:
+            has_image_R = [any(row == DUMMY or image_N[row] for row in step) for step in step_R]
+            if any(any(row != DUMMY and image_N[row] for row in step) for step in step_R) and not all(
+                has_image_R
+            ):
+                step_R = tuple([*step, DUMMY] for step in step_R)
+        together.append(step_R)
+    return [list(steps) for steps in zip(*together, strict=True)]
+
+
+def fillers(keep_N: np.ndarray, length_N: np.ndarray, image_N: np.ndarray, num_ranks: int) -> list[int]:
+    """Return the row that each rank's dummies are made of: the shortest of its own that will do.
+
+    Where a kept row has an image, dummies have one too. A rank without any such row takes the
+    shortest of all.
+    """
+    usable_N = image_N if (keep_N & image_N).any() else np.ones_like(image_N)
+    owner_N = owners(len(keep_N), num_ranks)
+    chosen = []
+    for rank in range(num_ranks):
+        own_N = usable_N & (owner_N == rank)
+        candidates = np.flatnonzero(own_N if own_N.any() else usable_N)
+        chosen.append(int(candidates[np.argmin(length_N[candidates])]))
+    return chosen
+
+
+def moves(plans: Sequence[WindowPlan], filler_R: Sequence[int], num_rows: int) -> list[list[list[int]]]:
+    """Return the rows that change ranks: `[source][target]`, each row once, in ascending order.
+
+    Args:
+        plans: All windows of a round.
+        filler_R: From `fillers`.
+        num_rows: N.
+    """
+    num_ranks = len(filler_R)
+    owner_N = owners(num_rows, num_ranks)
+    moving: list[list[list[int]]] = [[[] for _ in range(num_ranks)] for _ in range(num_ranks)]
+    for target in range(num_ranks):
+        wanted = {filler_R[target] if row == DUMMY else row for plan in plans for row in plan.rows(target)}
+        for row in sorted(wanted):
+            if owner_N[row] != target:
+                moving[owner_N[row]][target].append(row)
+    return moving

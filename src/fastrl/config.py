@@ -46,6 +46,8 @@ class FastRLConfig:
         max_rollouts: Ceiling; None = the engine's own number, which it may not exceed.
         align: How the kept count reaches a multiple of the ranks: top_up (paper: pruned rollouts of
             highest |A|) | dummy (rows without weight).
+        micro_batches: repack (the fewest micro-batches; the rest of the micro-steps are skipped) |
+            shrink (all micro-steps, with fewer rows each: least memory).
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
         max_empty_steps: Steps in a row without any signal (and with at least 64 groups), after which
             training stops with an explanation.
@@ -70,6 +72,7 @@ class FastRLConfig:
     min_rollouts: int = 2
     max_rollouts: int | None = None
     align: str = "top_up"
+    micro_batches: str = "repack"
     outcome_key: str | None = None
     max_empty_steps: int = 10
     trace: bool = False
@@ -83,6 +86,7 @@ class FastRLConfig:
         "denominator": ("kept", "live", "full"),
         "budget": tuple(BUDGETS),
         "align": ("top_up", "dummy"),
+        "micro_batches": ("repack", "shrink"),
     }
     _ranges: ClassVar[dict[str, tuple[float, float, str]]] = {
         "tau": (0.0, 1.0, "it is a share of n-grams that differ"),

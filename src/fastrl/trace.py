@@ -70,10 +70,13 @@ def write_rollouts(
         raise FastRLError(f"{path}: rollout records are written as .jsonl or .parquet, not {path.suffix!r}.")
 
 
-def forget_rollouts(path: str | Path, *, from_step: int) -> None:
-    """Remove the records of a `.jsonl` file from a step on: a resumed run does those steps again.
+def forget_steps(path: str | Path, *, from_step: int) -> None:
+    """Remove the lines of a `.jsonl` file from a step on: a resumed run does those steps again.
 
     A half line at the end, left by a run that was killed, goes too.
+
+    Args:
+        path: A file of records with a "step"; one that does not exist is left alone.
     """
     path = Path(path)
     if not path.is_file():
@@ -89,14 +92,15 @@ def read_rollouts(path: str | Path) -> list[Group]:
     """Read groups back, in the order of steps and of groups within a step.
 
     Args:
-        path: A `.jsonl` or `.parquet` file of records, or a folder of them.
+        path: A `.jsonl` or `.parquet` file of records, or a folder of them. In the folder of a run, which holds
+            other files too, `rollouts.jsonl` is read.
 
     Raises:
         FastRLError: nothing to read, a line that is no record, another version, or a group with
             missing rollouts; the message names the file and the place.
     """
     path = Path(path)
-    files = sorted([*path.glob("*.jsonl"), *path.glob("*.parquet")]) if path.is_dir() else [path]
+    files = _record_files(path) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise FastRLError(
             f"{path}: no rollout records (.jsonl or .parquet) there. Train with fastrl.trace: true."
@@ -106,6 +110,11 @@ def read_rollouts(path: str | Path) -> list[Group]:
         for record in _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file):
             by_group.setdefault((record["step"], record["group"]), []).append(record)
     return [_to_group(key, by_group[key], path) for key in sorted(by_group)]
+
+
+def _record_files(folder: Path) -> list[Path]:
+    of_run = folder / "rollouts.jsonl"
+    return [of_run] if of_run.is_file() else sorted([*folder.glob("*.jsonl"), *folder.glob("*.parquet")])
 
 
 def _read_jsonl(file: Path) -> Iterator[dict[str, Any]]:

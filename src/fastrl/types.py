@@ -37,6 +37,10 @@ class NoSignalError(FastRLError):
     """Too many steps in a row in which no group had anything to learn from."""
 
 
+class NonFiniteError(FastRLError):
+    """A loss that is NaN or infinite: the optimizer step was not taken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """All rollouts of one prompt in one step, in sampling order.

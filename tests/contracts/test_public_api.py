@@ -102,6 +102,7 @@ def test_the_settings_with_their_types_and_defaults_are_frozen():
         ("min_rollouts", "int", 2),
         ("max_rollouts", "int | None", None),
         ("align", "str", "top_up"),
+        ("micro_batches", "str", "repack"),
         ("outcome_key", "str | None", None),
         ("max_empty_steps", "int", 10),
         ("trace", "bool", False),

@@ -305,15 +305,40 @@ def test_training_without_signal_stops_with_the_causes(tmp_path):
 # Reward functions that fail
 
 
-def test_reward_that_raises_names_function_and_prompts(tmp_path):
-    def broken_reward(completions, **_):
-        raise RuntimeError("no such answer")
+class BrokenReward:
+    """Raises for the prompts that hold a word, as a function, an object, or a coroutine."""
 
+    __name__ = "broken_reward"
+
+    def __call__(self, prompts, **_):
+        if any("w2" in prompt for prompt in prompts):  # the prompt with id 0
+            raise RuntimeError("no such answer")
+        return [0.0] * len(prompts)
+
+
+async def broken_async(prompts, **_):
+    return BrokenReward()(prompts)
+
+
+def broken_function(prompts, **_):
+    return BrokenReward()(prompts)
+
+
+@pytest.mark.parametrize(
+    ("reward", "name", "where"),
+    [
+        (broken_function, "broken_function", "prompt '0'"),
+        (BrokenReward(), "broken_reward", "prompt '0'"),
+        (broken_async, "broken_async", "prompts 7, 0"),
+    ],
+    ids=["function", "object", "async"],
+)
+def test_reward_that_raises_names_function_and_prompt(tmp_path, reward, name, where):
     with pytest.raises(RuntimeError, match="no such answer") as raised:
-        train(ScriptedFast, tmp_path, reward_funcs=[broken_reward])
+        train(ScriptedFast, tmp_path, reward_funcs=[parity_reward, reward])
     note = " ".join(raised.value.__notes__)
-    assert "broken_reward" in note
-    assert "prompts 7, 0 " in note
+    assert repr(name) in note
+    assert f"while scoring {where}" in note
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")])

@@ -99,7 +99,8 @@ def test_state_file_is_plain_json_and_whole(uninterrupted):
     files = sorted(path.name for path in (folder / "checkpoint-3").glob("fastrl*"))
     assert files == [STATE_FILE], "no temporary file is left behind"
     state = json.loads((folder / "checkpoint-3" / STATE_FILE).read_text(encoding="utf-8"))
-    assert state["step"] == 3
+    assert state["fastrl"]["step"] == 3
+    assert state["round"] is None, "no round is under way"
 
 
 def test_duplicate_ids_are_refused(tmp_path):

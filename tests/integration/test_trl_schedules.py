@@ -254,8 +254,8 @@ class Recorded(ScriptedFast):
 
 
 @pytest.mark.parametrize("k", [3, 4, 9])
-def test_a_resume_inside_a_round_samples_it_anew_and_stays_in_step(tmp_path, k):
-    """Two optimizer steps per round: after an odd one the round is unfinished, and is counted once."""
+def test_a_resume_inside_a_round_goes_on_with_its_rows(tmp_path, k):
+    """Two optimizer steps per round: after an odd one the other half of its rows is still to be trained on."""
     settings = {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}
     settings |= {"max_steps": 16, "num_train_epochs": 4, "save_strategy": "steps", "save_steps": 1}
     config = {"fastrl": FastRLConfig(tau=1.0, trace=True)}
@@ -265,7 +265,9 @@ def test_a_resume_inside_a_round_samples_it_anew_and_stays_in_step(tmp_path, k):
     resumed, _ = train(
         Recorded, tmp_path, resume=str(tmp_path / f"checkpoint-{k}"), trainer_kwargs=config, **settings
     )
-    assert Recorded.history == before[k // 2 :]
+    assert Recorded.history == before[-(-k // 2) :]
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
     assert (
         resumed.fastrl.budget.steps_seen
         == whole.fastrl.budget.steps_seen

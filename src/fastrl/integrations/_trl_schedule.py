@@ -85,13 +85,10 @@ def check_supported(trainer: Any, config: FastRLConfig) -> None:
     """Refuse at construction what cannot work, with what to do instead.
 
     Raises:
-        ConfigError: several processes, an iterable data set, or an outcome_key that names no reward.
+        ConfigError: ranks that share rows or get others' batches, an iterable data set, or an outcome_key that
+            names no reward.
     """
-    if trainer.accelerator.num_processes > 1:
-        raise ConfigError(
-            f"{trainer.accelerator.num_processes} processes: this version of the TRL adapter trains in one process. "
-            "Launch a single process."
-        )
+    _check_loading(trainer.args.accelerator_config, trainer.accelerator)
     if isinstance(trainer.train_dataset, IterableDataset):
         raise ConfigError(
             "train_dataset is an IterableDataset: its prompts have no stable number to key G_t and a resume by. "
@@ -107,4 +104,23 @@ def check_supported(trainer: Any, config: FastRLConfig) -> None:
             f"zero_variance: drop with beta={trainer.beta:g} also drops the KL term of these groups. Set "
             "zero_variance: keep_all to keep it.",
             stacklevel=3,
+        )
+
+
+def _check_loading(loading: Any, accelerator: Any) -> None:
+    """Every rank must draw the same prompts itself, and rows of its own."""
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(loading, name):
+            raise ConfigError(
+                f"accelerator_config {name}: true deals the rows of one process out to the others; FastRL gives every "
+                f"rank the same prompts, and each generates its share of their rollouts. Leave {name} unset."
+            )
+    layout = getattr(accelerator, "parallelism_config", None)
+    sizes = {name: getattr(layout, f"{name}_size", 1) or 1 for name in ("tp", "cp", "sp")} if layout else {}
+    shared = [f"{name}_size={size}" for name, size in sizes.items() if size > 1]
+    if shared:
+        raise ConfigError(
+            f"parallelism_config {', '.join(shared)}: ranks that share rows (tensor, context or sequence parallelism) "
+            "would each be given rows of their own. Use data parallelism (DDP, FSDP, DeepSpeed ZeRO), or the verl "
+            "integration."
         )

@@ -22,14 +22,18 @@ _EXPECTED = {
     "_compute_loss": "model inputs",
     "_generate": "prompts",
     "_generate_and_score_completions": "inputs",
+    "_generate_single_turn": "prompt_ids images multimodal_fields num_generations",
     "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep batch_size compute_entropy",
     "_get_train_sampler": "dataset",
     "_load_optimizer_and_scheduler": "checkpoint",
     "_prepare_inputs": "generation_batch",
+    "_push_from_checkpoint": "checkpoint_folder",
     "_save_checkpoint": "model trial",
     "_set_signature_columns_if_needed": "",
     "_tokenize_prompts": "prompts",
+    "create_model_card": "model_name dataset_name tags",
     "get_train_dataloader": "",
+    "train": "resume_from_checkpoint",
     "training_step": "model inputs num_items_in_batch",
 }
 """Leading parameters of the TRL methods that we override or call; a new TRL that differs must be looked at."""

@@ -1,0 +1,215 @@
+"""Groups of any size in TRL's generation and scoring, which know one size only.
+
+TRL views rewards as (P, G). Where prompts have different numbers of rollouts, each group is filled
+up to the largest with rewards of NaN, which all of TRL's baselines and scales leave out: the
+advantages stay TRL's own, for every `scale_rewards` and `multi_objective_aggregation`.
+"""
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+
+from fastrl.batching import round_up_counts
+from fastrl.integrations._trl_data import own_row
+from fastrl.integrations._trl_rows import OncePerPrompt, repeat_prompts
+from fastrl.integrations._trl_stages import StageTimesMixin
+
+
+class GroupsMixin(StageTimesMixin):
+    """Let TRL generate and score groups of given sizes: images once per prompt, log-probs put off.
+
+    After `_sample`, `_counts_P` are the rollouts of each prompt, `_rewards_per_func` the (N, number
+    of reward functions) rewards of all ranks and `_num_tokens` the response lengths on this rank.
+    """
+
+    # What TRL's trainer holds and this class sets for a while.
+    num_generations: int
+    beta: float
+    processing_class: Any
+    vllm_importance_sampling_correction: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._counts_P = np.zeros(0, dtype=np.int64)
+        self._defer_logps = False
+        self._round_prompt_ids: list[str] = []
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _is_ragged(self) -> bool:
+        return bool((self._counts_P != self._counts_P.max()).any())
+
+    def _sample(self, prompts: Sequence[dict[str, Any]], counts_P: np.ndarray) -> dict[str, Any]:
+        """Generate and score rollouts of this step's prompts.
+
+        Args:
+            prompts: One row of the data set per prompt, the same on every rank.
+            counts_P: Rollouts per prompt; raised where the ranks could not share them evenly.
+
+        Returns:
+            TRL's batch of this rank's contiguous slice of the N = sum(counts) rollouts. Its
+            advantages are those of TRL over full groups.
+        """
+        num_ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        self._counts_P = round_up_counts(counts_P, num_ranks, self.num_generations)
+        slots_N = np.repeat(np.arange(len(prompts)), self._counts_P)
+        num_own = len(slots_N) // num_ranks
+        own = slots_N[rank * num_own : (rank + 1) * num_own].tolist()
+        for logged in self._logs.values():
+            logged.clear()  # TRL keeps the last full batch of rows: more than a round with smaller groups
+        with self._full_groups(own):
+            batch = super()._generate_and_score_completions([own_row(prompts[p]) for p in own])
+        if self._is_ragged:
+            self._leave_out_filling(batch, slice(rank * num_own, (rank + 1) * num_own))
+        return batch
+
+    @contextlib.contextmanager
+    def _full_groups(self, own_slots: Sequence[int]) -> Iterator[None]:
+        """Set what TRL reads: the size of a group, no log-probs yet, a processor that looks at an image once."""
+        names = ("num_generations", "beta", "processing_class", "vllm_importance_sampling_correction")
+        saved = {name: getattr(self, name, None) for name in names}
+        self.num_generations = int(self._counts_P.max())
+        self.beta, self.vllm_importance_sampling_correction, self._defer_logps = 0.0, False, True
+        if self._is_vlm and not (self.tools or self.environment_factories or self.rollout_func):
+            slots = np.unique(own_slots, return_inverse=True)[1]
+            self.processing_class = OncePerPrompt(self.processing_class, slots.tolist())
+        try:
+            yield
+        finally:
+            self._defer_logps = False
+            for name, value in saved.items():
+                setattr(self, name, value)
+
+    def _filling(self) -> torch.Tensor:
+        """(P * G,) bool: whether a place in the full groups holds a rollout, or only fills a group up."""
+        size = int(self._counts_P.max())
+        counts = torch.from_numpy(self._counts_P)
+        return (torch.arange(size) < counts[:, None]).flatten()
+
+    def _leave_out_filling(self, batch: dict[str, Any], own: slice) -> None:
+        """Undo the filling where TRL has used it: in the advantages and in the table of completions."""
+        filled = self._filling().tolist()
+        rewards, advantages = self._logs["rewards"], self._logs["advantages"]
+        for column in [*rewards.values(), advantages]:
+            values = [value for value, is_rollout in zip(column, filled, strict=True) if is_rollout]
+            column.clear()
+            column.extend(values)
+        batch["advantages"] = torch.tensor(list(advantages)[own]).to(batch["advantages"])
+
+    def _tokenize_prompts(self, prompts: list) -> Any:
+        once = self.processing_class
+        if not isinstance(once, OncePerPrompt) or len(prompts) != len(once.slots):
+            return super()._tokenize_prompts(prompts)
+        slots = once.slots
+        first_row = np.unique(slots, return_index=True)[1]
+        prompt_ids, images, fields = super()._tokenize_prompts([prompts[row] for row in first_row])
+        repeated = repeat_prompts(fields, images, slots)
+        if repeated is None:
+            return super()._tokenize_prompts(prompts)
+        once.fields = repeated
+        return [prompt_ids[p] for p in slots], images and [images[p] for p in slots], repeated
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: list,
+        images: list | None,
+        multimodal_fields: dict,
+        num_generations: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # A tool loop asks again with num_generations = 1: a request per row, whatever the groups are.
+        asks_by_group = self.use_vllm and self.vllm_mode == "server" and num_generations > 1
+        if not (self.model.training and asks_by_group and self._is_ragged):
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+        ask = super()._generate_single_turn
+        counts_N = np.repeat(self._counts_P, self._counts_P)
+        all_ids = gather_object(prompt_ids)
+        all_images = gather_object(images if images is not None else [None] * len(prompt_ids))
+        found: list[Any] = [None] * len(all_ids)
+        for count in np.unique(self._counts_P).tolist():
+            rows = np.flatnonzero(counts_N == count).tolist()
+            # TRL's client sends one prompt (and its images) per group from the main process, and gives
+            # every process as many rows back as it put in.
+            mine = rows if self.accelerator.is_main_process else []
+            asked = [all_ids[row] for row in mine], [all_images[row] for row in mine]
+            completions, logprobs = ask(*asked, multimodal_fields, count, *args, **kwargs)
+            for k, row in enumerate(mine):
+                found[row] = (completions[k], logprobs[k])
+        (found,) = broadcast_object_list([found], from_process=0)
+        first = self.accelerator.process_index * len(prompt_ids)
+        own = found[first : first + len(prompt_ids)]
+        return [completion for completion, _ in own], [logprobs for _, logprobs in own]
+
+    def _calculate_rewards(
+        self, inputs: list, prompts: list, completions: list, completion_ids_list: list
+    ) -> Any:
+        if not self.model.training:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        except Exception as error:
+            rows = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids_list}
+            error.add_note(self._where_raised(error, inputs, rows))
+            raise
+        self._rewards_per_func = rewards
+        self._num_tokens = [len(ids) for ids in completion_ids_list]
+        if not self._is_ragged:
+            return rewards
+        filled = self._filling().to(rewards.device)
+        full = rewards.new_full((len(filled), rewards.shape[1]), torch.nan)
+        full[filled] = rewards
+        return full
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if self._defer_logps:
+            return None, None, None
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def _where_raised(self, error: BaseException, inputs: list, rows: dict[str, list]) -> str:
+        """Name the reward function that an exception passed through, and the prompt it was scoring."""
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        named = zip(self.reward_func_names, self.reward_funcs, strict=True)
+        raised = [(name, function) for name, function in named if _code(function) in codes]
+        rank, num_own = self.accelerator.process_index, len(inputs)
+        slots_N = np.repeat(np.arange(len(self._round_prompt_ids)), self._counts_P)
+        own_ids = [self._round_prompt_ids[p] for p in slots_N[rank * num_own : (rank + 1) * num_own]]
+        if len(raised) != 1:
+            names, ids = ", ".join(self.reward_func_names), ", ".join(dict.fromkeys(own_ids))
+            return f"FastRL: raised while scoring the prompts {ids} with {names}."
+        name, function = raised[0]
+        i = self._raising_row(function, inputs, rows)
+        where = f"prompt {own_ids[i]!r}" if i is not None else f"prompts {', '.join(dict.fromkeys(own_ids))}"
+        return f"FastRL: reward function {name!r} raised while scoring {where}."
+
+    def _raising_row(self, function: Any, inputs: list, rows: dict[str, list]) -> int | None:
+        """Call a reward function on one rollout after the other until it raises again; the run is over anyway."""
+        if inspect.iscoroutinefunction(_callable(function)):
+            return None
+        for i, row in enumerate(inputs):
+            columns = {key: [value] for key, value in row.items() if key not in ("prompt", *rows)}
+            own = {key: [values[i]] for key, values in rows.items()}
+            logs = {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+            try:
+                function(**own, **columns, **logs, trainer_state=self.state)
+            except Exception:
+                return i
+        return None
+
+
+def _callable(function: Any) -> Any:
+    """The Python function behind a reward function: unwrapped, or the `__call__` of an object."""
+    function = inspect.unwrap(function)
+    function = getattr(function, "func", function)
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _code(function: Any) -> Any:
+    return getattr(_callable(function), "__code__", None)
