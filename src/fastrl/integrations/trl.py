@@ -23,7 +23,7 @@ from trl import GRPOTrainer
 
 from fastrl.batching import align_top_up, plan_round
 from fastrl.config import FastRLConfig
-from fastrl.integrations._trl_checkpoint import CheckpointMixin
+from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
 from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, prompt_ids_of
 from fastrl.integrations._trl_generation import GroupsMixin
 from fastrl.integrations._trl_logps import DeferredLogpsMixin, loss_mask
@@ -34,6 +34,8 @@ from fastrl.integrations._trl_schedule import Schedule, check_supported
 from fastrl.integrations._trl_stages import StageTimesMixin, differing_signatures
 from fastrl.method import FastRL
 from fastrl.types import FastRLError, Group, GroupError, NonFiniteError, NoSignalError, Selection
+
+__all__ = ["STATE_FILE", "FastGRPOTrainer", "FastRLMixin", "TimedGRPOTrainer", "signature_problems"]
 
 _ROW_MEAN_LOSSES = ("grpo", "sapo", "luspo", "dr_grpo")
 _TOKEN_SUM_LOSSES = ("dapo", "cispo", "vespo")
