@@ -67,7 +67,7 @@ class TimedGRPOTrainer(StageTimesMixin, GRPOTrainer):
         return super()._compute_loss(model, inputs)
 
 
-class FastRLMixin(GroupsMixin, DeferredLogpsMixin, CheckpointMixin):
+class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
     """Pruning and adaptive rollouts for a GRPOTrainer: `class Mine(FastRLMixin, MyGRPOTrainer)`.
 
     Args:
@@ -84,8 +84,8 @@ class FastRLMixin(GroupsMixin, DeferredLogpsMixin, CheckpointMixin):
     _tag_names: list[str]
 
     def __init__(self, *args: Any, fastrl: FastRLConfig | None = None, **kwargs: Any) -> None:
-        mro = type(self).__mro__
-        problems = differing_signatures(mro[mro.index(StageTimesMixin) + 1])
+        after_ours = type(self).__mro__[type(self).__mro__.index(FastRLMixin) :]
+        problems = differing_signatures(next(c for c in after_ours if c not in FastRLMixin.__mro__))
         if problems:
             raise FastRLError(
                 f"this trainer is not the one FastRL was written for (TRL 1.16): {'; '.join(problems)}. Install "
