@@ -212,7 +212,7 @@ def plan_round(
         divide_by = denominators(
             denominator, tokens_N=tokens_N, live_N=live_N, window=window, num_windows=num_windows
         )
-        if image_N is not None:
+        if image_N is not None and (keep_N & image_N).any():
             steps_R = _with_images_everywhere(steps_R, image_N)
         plans.append(WindowPlan(steps_R=steps_R, denominators=divide_by))
     return plans
@@ -236,9 +236,7 @@ def _with_images_everywhere(
     for step_R in zip(*steps_R, strict=True):
         if step_R[0] is not None:
             has_image_R = [any(row == DUMMY or image_N[row] for row in step) for step in step_R]
-            if any(any(row != DUMMY and image_N[row] for row in step) for step in step_R) and not all(
-                has_image_R
-            ):
+            if any(has_image_R) and not all(has_image_R):
                 step_R = tuple([*step, DUMMY] for step in step_R)
         together.append(step_R)
     return [list(steps) for steps in zip(*together, strict=True)]
