@@ -245,10 +245,12 @@ def _with_images_everywhere(
 def fillers(keep_N: np.ndarray, length_N: np.ndarray, image_N: np.ndarray, num_ranks: int) -> list[int]:
     """Return the row that each rank's dummies are made of: the shortest of its own that will do.
 
-    Where a kept row has an image, dummies have one too. A rank without any such row takes the
-    shortest of all.
+    Where a kept row has an image, all dummies have one; where none has, none does. A rank without
+    any such row takes the shortest of another.
     """
-    usable_N = image_N if (keep_N & image_N).any() else np.ones_like(image_N)
+    usable_N = image_N if (keep_N & image_N).any() else ~image_N
+    if not usable_N.any():  # nothing is kept, and every row has an image
+        usable_N = image_N
     owner_N = owners(len(keep_N), num_ranks)
     chosen = []
     for rank in range(num_ranks):

@@ -94,6 +94,7 @@ def test_a_dummy_has_an_image_where_a_kept_row_has_one():
     assert fillers(keep_N, length_N, np.zeros(4, bool), 2) == [1, 3], "the shortest of its own"
     only_rank_0 = np.array([True, False, False, False])
     assert fillers(keep_N, length_N, only_rank_0, 2) == [0, 0], "a rank without images is sent one"
+    assert fillers(np.array([False, True, False, False]), length_N, image_N, 2) == [1, 3], "none has one"
     assert moves([], [0, 0], 4) == [[[], []], [[], []]], "but only if it needs a dummy"
 
 
