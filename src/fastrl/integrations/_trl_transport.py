@@ -29,8 +29,9 @@ def exchange(
         For each rank, the rows that came from there, in the order of sending.
     """
     headers = [_header(row) for rows in outgoing for row in rows]
-    sent = torch.tensor(headers, dtype=torch.int64, device=device).reshape(len(headers), -1)
-    received = _all_to_all(sent, [len(rows) for rows in outgoing], num_incoming, (len(ROW_FIELDS) * _HEADER,))
+    width = len(ROW_FIELDS) * _HEADER
+    sent = torch.tensor(headers, dtype=torch.int64, device=device).reshape(len(headers), width)
+    received = _all_to_all(sent, [len(rows) for rows in outgoing], num_incoming, (width,))
     headers_of = [chunk.tolist() for chunk in received.cpu().split(list(num_incoming))]
     payloads = [_bytes(rows, device) for rows in outgoing]
     sizes = [sum(map(_num_bytes, headers)) for headers in headers_of]
