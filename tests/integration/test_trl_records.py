@@ -100,6 +100,31 @@ def test_another_data_set_is_refused(tmp_path):
         train(ScriptedFast, tmp_path, resume=True, dataset=changed, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 8}, r"seed \(saved 7, now 8\)"),
+        ({"per_device_train_batch_size": 16}, r"prompts_per_round \(saved 2, now 4\)"),
+        ({"num_iterations": 2}, r"updates_per_round \(saved 1.0, now 2.0\)"),
+    ],
+)
+def test_another_order_of_prompts_is_refused_by_name(tmp_path, changed, named):
+    kwargs = {"trainer_kwargs": {"fastrl": CONFIG}, "max_steps": 4, **SAVING}
+    train(ScriptedFast, tmp_path, **kwargs)
+    with pytest.raises(StateError, match=named):
+        train(ScriptedFast, tmp_path, resume=True, **{**kwargs, **changed})
+
+
+def test_the_same_batch_may_be_accumulated_otherwise_after_a_resume(tmp_path):
+    kwargs = {"trainer_kwargs": {"fastrl": CONFIG}, "max_steps": 4, **SAVING}
+    train(ScriptedFast, tmp_path, **kwargs)
+    (tmp_path / "checkpoint-4" / STATE_FILE).unlink()
+    (tmp_path / "checkpoint-3" / STATE_FILE).unlink()
+    changed = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer, _ = train(ScriptedFast, tmp_path, resume=True, **{**kwargs, **changed})
+    assert trainer.state.global_step == trainer.fastrl.step == 4
+
+
 # TRL's table of completions
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from fastrl.batching import Denominators
-from fastrl.budgets import check_keys
+from fastrl.budgets import check_keys, check_unchanged
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_schedule import Schedule
 from fastrl.method import FastRL
@@ -35,7 +35,7 @@ else:
 
 STATE_FILE = "fastrl_state.json"
 STATE_VERSION = 1
-_FIELDS = ("version", "fastrl", "dataset", "num_processes", "round")
+_FIELDS = ("version", "fastrl", "data", "dataset", "num_processes", "round")
 _LISTS = ("num_images", "num_tiles")  # fields of a micro-batch that are lists of numbers, not tensors
 
 
@@ -207,6 +207,7 @@ class CheckpointMixin(_Host):
                 folder,
                 {
                     "fastrl": self.fastrl.state_dict(),
+                    "data": self._data_order(),
                     "dataset": dataset_fingerprint(self.train_dataset, self._prompt_ids),
                     "num_processes": self.accelerator.num_processes,
                     "round": list(self._round_sizes) if is_inside_round else None,
@@ -218,6 +219,7 @@ class CheckpointMixin(_Host):
         if checkpoint is None:
             return
         state = read_state(checkpoint)
+        check_unchanged(state["data"], self._data_order())
         if state["dataset"] != dataset_fingerprint(self.train_dataset, self._prompt_ids):
             raise StateError(
                 f"train_dataset differs from the one that {checkpoint} was saved with (other prompts, ids or order): a "
@@ -235,6 +237,17 @@ class CheckpointMixin(_Host):
             f"{self.fastrl.step * self._schedule.prompts_per_round} prompts consumed"
             f"{', in the middle of a round' if state['round'] is not None else ''}."
         )
+
+    def _data_order(self) -> dict[str, Any]:
+        """What decides which prompts a step sees. The number of ranks does not."""
+        schedule = self._schedule
+        return {
+            "seed": self.args.seed,
+            "shuffle_dataset": bool(self.shuffle_dataset),
+            "prompts_per_round": schedule.prompts_per_round,
+            "rounds_per_epoch": schedule.rounds_per_epoch,
+            "updates_per_round": schedule.micro_steps_per_round / schedule.accumulation,
+        }
 
     def _load_round(self, checkpoint: str, state: dict[str, Any]) -> None:
         num_ranks = self.accelerator.num_processes
