@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,17 @@ def _round_file(checkpoint: str | Path, rank: int) -> Path:
     return Path(checkpoint) / f"fastrl_round_{rank}.safetensors"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Moment:
+    """What a checkpoint needs of a moment between two optimizer steps."""
+
+    global_step: int
+    method: dict[str, Any]
+    micro_step: int
+    micro_batches: list[MicroBatch | None]
+    round_sizes: tuple[int, int]
+
+
 class CheckpointMixin(_Host):
     """Save and load FastRL's part of a checkpoint with the trainer's own."""
 
@@ -169,6 +180,21 @@ class CheckpointMixin(_Host):
     _prompt_ids: list[str]
     _micro_batches: list[MicroBatch | None]
     _round_sizes: tuple[int, int]
+    _remembered: _Moment | None = None
+
+    def _remember(self) -> None:
+        """Keep the state at the start of an optimizer step: a checkpoint that is asked for inside it needs that."""
+        if self._remembered is None or self._remembered.global_step != self.state.global_step:
+            self._remembered = self._now()
+
+    def _now(self) -> _Moment:
+        return _Moment(
+            global_step=self.state.global_step,
+            method=self.fastrl.state_dict(),
+            micro_step=self._step,
+            micro_batches=self._micro_batches,
+            round_sizes=self._round_sizes,
+        )
 
     def _checkpoint_to_resume(self, given: str | bool | None) -> str | bool | None:
         """Return the checkpoint that `train` was asked to go on from, once it is known to be whole."""
@@ -198,19 +224,22 @@ class CheckpointMixin(_Host):
 
     def _complete_checkpoint(self, folder: Path) -> None:
         """Write our part of a checkpoint, the file that makes it whole last."""
-        is_inside_round = self._step % self._schedule.micro_steps_per_round != 0
+        moment = self._now()
+        if self._remembered is not None and self._remembered.global_step == self.state.global_step:
+            moment = self._remembered  # the optimizer step under way will be done again
+        is_inside_round = moment.micro_step % self._schedule.micro_steps_per_round != 0
         if is_inside_round:
-            write_round(folder, self.accelerator.process_index, self._micro_batches)
+            write_round(folder, self.accelerator.process_index, moment.micro_batches)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_state(
                 folder,
                 {
-                    "fastrl": self.fastrl.state_dict(),
+                    "fastrl": moment.method,
                     "data": self._data_order(),
                     "dataset": dataset_fingerprint(self.train_dataset, self._prompt_ids),
                     "num_processes": self.accelerator.num_processes,
-                    "round": list(self._round_sizes) if is_inside_round else None,
+                    "round": list(moment.round_sizes) if is_inside_round else None,
                 },
             )
 
@@ -256,6 +285,11 @@ class CheckpointMixin(_Host):
                 f"{checkpoint} was saved by {state['num_processes']} processes inside a round of generation, whose "
                 f"rows they shared; this run has {num_ranks}. Launch as many, or resume from a checkpoint between "
                 f"rounds (every {self._schedule.micro_steps_per_round} micro-steps)."
+            )
+        if self.args.ignore_data_skip:
+            raise StateError(
+                f"{checkpoint} was saved inside a round of generation, and ignore_data_skip: true would start the data "
+                "anew under it. Leave it false: no data is read to skip. Or resume from a checkpoint between rounds."
             )
         self._round_sizes = tuple(state["round"])
         self._micro_batches = read_round(checkpoint, self.accelerator.process_index, self.accelerator.device)

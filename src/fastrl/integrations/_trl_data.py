@@ -89,7 +89,7 @@ def prompt_ids_of(dataset: Any) -> list[str]:
     """The data set's own `id` column, which must be unique; else the row numbers."""
     if "id" not in (dataset.column_names or []):
         return [str(row) for row in range(len(dataset))]
-    values = list(dataset["id"])
+    values = list(dataset.with_format(None)["id"])
     ids = [str(value) for value in values]
     seen: set[str] = set()
     for row, prompt_id in enumerate(ids):

@@ -66,6 +66,11 @@ class GroupsMixin(StageTimesMixin):
             batch = super()._generate_and_score_completions([own_row(prompts[p]) for p in own])
         if self._is_ragged:
             self._leave_out_filling(batch, slice(rank * num_own, (rank + 1) * num_own))
+        for k, name in enumerate(
+            self.reward_func_names
+        ):  # of two functions of one name, TRL shows the second
+            self._logs["rewards"][name].clear()
+            self._logs["rewards"][name].extend(self._rewards_per_func[:, k].tolist())
         return batch
 
     @contextlib.contextmanager
@@ -92,14 +97,12 @@ class GroupsMixin(StageTimesMixin):
         return (torch.arange(size) < counts[:, None]).flatten()
 
     def _leave_out_filling(self, batch: dict[str, Any], own: slice) -> None:
-        """Undo the filling where TRL has used it: in the advantages and in the table of completions."""
-        filled = self._filling().tolist()
-        rewards, advantages = self._logs["rewards"], self._logs["advantages"]
-        for column in [*rewards.values(), advantages]:
-            values = [value for value, is_rollout in zip(column, filled, strict=True) if is_rollout]
-            column.clear()
-            column.extend(values)
-        batch["advantages"] = torch.tensor(list(advantages)[own]).to(batch["advantages"])
+        """Undo the filling in the advantages, which TRL has computed for all ranks and cut for this one."""
+        column = self._logs["advantages"]
+        values = torch.tensor(list(column))[self._filling()]
+        column.clear()
+        column.extend(values.tolist())
+        batch["advantages"] = values[own].to(batch["advantages"])
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         once = self.processing_class
@@ -185,23 +188,50 @@ class GroupsMixin(StageTimesMixin):
             names, ids = ", ".join(self.reward_func_names), ", ".join(dict.fromkeys(own_ids))
             return f"FastRL: raised while scoring the prompts {ids} with {names}."
         name, function = raised[0]
-        i = self._raising_row(function, inputs, rows)
+        i = self._raising_row(error, function, inputs, rows)
         where = f"prompt {own_ids[i]!r}" if i is not None else f"prompts {', '.join(dict.fromkeys(own_ids))}"
         return f"FastRL: reward function {name!r} raised while scoring {where}."
 
-    def _raising_row(self, function: Any, inputs: list, rows: dict[str, list]) -> int | None:
-        """Call a reward function on one rollout after the other until it raises again; the run is over anyway."""
-        if inspect.iscoroutinefunction(_callable(function)):
+    def _raising_row(
+        self, error: BaseException, function: Any, inputs: list, rows: dict[str, list]
+    ) -> int | None:
+        """Call a reward function on one rollout after the other until it raises the same; the run is over anyway.
+
+        A rollout is to blame if another prompt's is scored without an error, before it or after it.
+        """
+        if isinstance(function, torch.nn.Module) or inspect.iscoroutinefunction(_callable(function)):
             return None
-        for i, row in enumerate(inputs):
-            columns = {key: [value] for key, value in row.items() if key not in ("prompt", *rows)}
-            own = {key: [values[i]] for key, values in rows.items()}
-            logs = {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
-            try:
-                function(**own, **columns, **logs, trainer_state=self.state)
-            except Exception:
-                return i
+        blamed: int | None = None
+        for i in range(len(inputs)):
+            if blamed is not None and rows["prompts"][i] == rows["prompts"][blamed]:
+                continue
+            again = self._error_of_row(i, function, inputs, rows)
+            if again is not None and (type(again), str(again)) != (type(error), str(error)):
+                return None  # alone, it fails otherwise
+            if blamed is not None:
+                return blamed if again is None else None
+            if again is not None:
+                blamed = i
+                if i > 0:
+                    return i
         return None
+
+    def _error_of_row(
+        self, i: int, function: Any, inputs: list, rows: dict[str, list]
+    ) -> BaseException | None:
+        arguments = {key: [value] for key, value in inputs[i].items() if key not in ("prompt", *rows)}
+        arguments |= {key: [values[i]] for key, values in rows.items()}
+        if self.environments is not None:
+            arguments["environments"] = [self.environments[i]]
+        try:
+            function(**arguments, trainer_state=self.state, log_extra=_no_log, log_metric=_no_log)
+        except Exception as error:
+            return error
+        return None
+
+
+def _no_log(*args: Any, **kwargs: Any) -> None:
+    """Log nothing."""
 
 
 def _callable(function: Any) -> Any:

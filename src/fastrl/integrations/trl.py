@@ -105,6 +105,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             total_steps=schedule.total_rounds,
             steps_per_epoch=schedule.rounds_per_epoch,
         )
+        self._initial_state = self.fastrl.state_dict()
         if config.budget == "ars" and schedule.total_rounds <= schedule.rounds_per_epoch:
             warnings.warn(
                 f"budget: ars changes G_t after each epoch of {schedule.rounds_per_epoch} rounds, and this run has "
@@ -129,8 +130,12 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             StateError: a checkpoint that is not whole, or of another run; names the last whole one.
             NoSignalError: `max_empty_steps` steps had nothing to learn from; a checkpoint was saved first.
         """
+        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         self._stopped_by = None
-        output = super().train(self._checkpoint_to_resume(resume_from_checkpoint), *args, **kwargs)
+        if not checkpoint:  # also when the same trainer trains a second time: a run from its weights
+            self._step, self._remembered = 0, None
+            self.fastrl.load_state_dict(self._initial_state)
+        output = super().train(checkpoint, *args, **kwargs)
         if self._stopped_by is not None:
             raise self._stopped_by
         return output
@@ -170,6 +175,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         start = time.perf_counter()
+        self._remember()
         if self._step % self._schedule.micro_steps_per_round == 0:
             self._micro_batches = self._new_round(inputs)
         micro_batch = self._micro_batches[self._step % self.args.steps_per_generation]
@@ -251,6 +257,14 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
                 f"reward function {self.reward_func_names[func]!r} returned {per_func[row, func].item()} for rollout "
                 f"{row} of prompt {prompt_id!r}. Rewards must be finite, or None for a rollout that cannot be scored."
             )
+
+    def _generate_and_score_completions(self, inputs: list) -> dict[str, Any]:
+        """Evaluate, as TRL does; in its table the rows of an evaluation stand behind those of the last round."""
+        batch = super()._generate_and_score_completions(inputs)
+        for name in _TABLE:
+            num_rows = len(inputs) * self.accelerator.num_processes
+            self._logs["extra"][f"fastrl/{name}"].extend([None] * num_rows)
+        return batch
 
     def _plan_micro_batches(
         self,
