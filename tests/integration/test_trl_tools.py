@@ -361,3 +361,20 @@ def test_a_resume_inside_a_round_goes_on_with_what_was_said_by_others(tmp_path, 
     assert float(whole[1].norm()) > 1e-4
     assert len(tail) == 3
     assert all(torch.equal(a, b) for a, b in zip(tail, whole[1:], strict=True))
+
+
+def test_answers_of_tools_do_not_make_rollouts_alike(tmp_path):
+    """Similarity is of what the model wrote: the records leave out what the tools answered."""
+    config = FastRLConfig(budget="fixed", trace=True)
+    trainer, _ = run(CallingFast, tmp_path, config, **settings_for(trainer_kwargs={"tools": [double]}))
+    written = [tokens for group in read_rollouts(tmp_path / "fastrl") for tokens in group.tokens_G]
+    batches = [m for m in trainer._micro_batches if m is not None]
+    assert any((m["tool_mask"] == 0).any() for m in batches), "a tool must have answered"
+    for micro_batch in batches:
+        for ids, mask in zip(
+            micro_batch["completion_ids"],
+            micro_batch["completion_mask"] * micro_batch["tool_mask"],
+            strict=True,
+        ):
+            if mask.any():
+                assert ids[mask.bool()].tolist() in written

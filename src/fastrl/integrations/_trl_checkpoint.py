@@ -8,6 +8,7 @@ state file is written after everything else, under a temporary name that is then
 checkpoint that has it is whole. Older checkpoints are deleted only then.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -237,7 +238,7 @@ class CheckpointMixin(_Host):
                 {
                     "fastrl": moment.method,
                     "data": self._data_order(),
-                    "dataset": dataset_fingerprint(self.train_dataset, self._prompt_ids),
+                    "dataset": self._fingerprint,
                     "num_processes": self.accelerator.num_processes,
                     "round": list(moment.round_sizes) if is_inside_round else None,
                 },
@@ -249,7 +250,7 @@ class CheckpointMixin(_Host):
             return
         state = read_state(checkpoint)
         check_unchanged(state["data"], self._data_order())
-        if state["dataset"] != dataset_fingerprint(self.train_dataset, self._prompt_ids):
+        if state["dataset"] != self._fingerprint:
             raise StateError(
                 f"train_dataset differs from the one that {checkpoint} was saved with (other prompts, ids or order): a "
                 "resumed run would skip some prompts and repeat others. Give the same data set, or start a new run "
@@ -266,6 +267,10 @@ class CheckpointMixin(_Host):
             f"{self.fastrl.step * self._schedule.prompts_per_round} prompts consumed"
             f"{', in the middle of a round' if state['round'] is not None else ''}."
         )
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return dataset_fingerprint(self.train_dataset, self._prompt_ids)
 
     def _data_order(self) -> dict[str, Any]:
         """What decides which prompts a step sees. The number of ranks does not."""

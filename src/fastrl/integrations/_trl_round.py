@@ -30,7 +30,8 @@ class RoundRows:
         image_N: bool, rows whose prompt has an image.
         foreign_N: bool, rollouts in which the model emitted an image token: it stands for features
             that do not exist, and no forward pass can take it.
-        tokens_N: Response token ids without padding.
+        tokens_N: Response token ids without padding and without what tools or environments wrote: answers that
+            all rollouts get would make them look alike.
         advantages_N: float64, TRL's.
     """
 
@@ -89,15 +90,17 @@ def gather_round(
             "the ranks read different prompts in the same round. Every rank must see the same data set in the same "
             "order: load it the same way on every rank, with the same seed and without a dispatching data loader."
         )
-    padded = accelerator.pad_across_processes(ids, dim=1)
-    all_ids = accelerator.gather(padded).cpu().numpy()
+    # One gather for ids and for what wrote them: -1 where it was not the model.
+    written = ids.masked_fill(batch["tool_mask"] == 0, -1) if "tool_mask" in batch else ids
+    all_ids = accelerator.gather(accelerator.pad_across_processes(written, dim=1)).cpu().numpy()
+    responses = [row[:length] for row, length in zip(all_ids, numbers[:, 5], strict=True)]
     return RoundRows(
         prompt_N=numbers[:, 0],
         completion_N=numbers[:, 1],
         loss_N=numbers[:, 2],
         image_N=numbers[:, 3] > 0,
         foreign_N=numbers[:, 4] > 0,
-        tokens_N=[row[:length] for row, length in zip(all_ids, numbers[:, 5], strict=True)],
+        tokens_N=[tokens[tokens >= 0] for tokens in responses],
         advantages_N=accelerator.gather(batch["advantages"]).cpu().double().numpy(),
     )
 
