@@ -38,10 +38,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(READY)         ## the three figures of docs/benchmarks.md (about 40 minutes on two cores)
+bench: $(READY)         ## the figures of docs/benchmarks.md (about an hour on two cores)
 	$(BIN)/python benchmarks/selection_cost.py
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
+	$(BIN)/python benchmarks/two_processes.py
+	$(BIN)/python benchmarks/deferral.py
+	$(BIN)/python benchmarks/peak_memory.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
