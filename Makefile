@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-vllm lint bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -32,6 +32,17 @@ test: $(READY) lint     ## style, types, layers and every test that is not slow
 test-all: $(READY) lint ## the same and the slow tests
 	$(BIN)/pytest
 
+.venv-vllm/.ready: pyproject.toml tests/with_vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
+	.venv-vllm/bin/pip uninstall --quiet --yes torchcodec torchaudio  # CUDA builds: their import stops vLLM
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch .venv-vllm/.ready
+
+test-vllm: .venv-vllm/.ready ## generation through real vLLM on the CPU (3.6 GB, an environment of its own)
+	.venv-vllm/bin/python -m pytest tests/with_vllm
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,4 +58,4 @@ bench: $(READY)         ## the figures of docs/benchmarks.md (about an hour on t
 	$(BIN)/python benchmarks/peak_memory.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

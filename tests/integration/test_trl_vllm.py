@@ -1,6 +1,6 @@
 """vLLM through TRL's own client code, with a scripted server behind it; and the ratio that corrects for it.
 
-The real vLLM runs in `tests/vllm`, in an environment of its own.
+The real vLLM runs in `tests/with_vllm`, in an environment of its own.
 """
 
 import hashlib

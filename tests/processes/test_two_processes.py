@@ -36,6 +36,10 @@ def on_two(tmp_path_factory, request):
     return gradients
 
 
+def test_rows_arrive_whole_selections_are_in_step_and_modules_are_entered_together(on_two):
+    """What the worker asserts itself, on both ranks: rows_between_ranks, random_selections, entered_together."""
+
+
 def named(names):
     quick = set(SUITES["quick"])
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
