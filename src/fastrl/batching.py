@@ -33,12 +33,24 @@ def round_up_counts(counts_P: np.ndarray, multiple: int, maximum: int) -> np.nda
     return counts_P
 
 
+def canonical_order(groups: Sequence[Group]) -> list[int]:
+    """Order by prompt id, and equal ids by content: what is left are identical groups, for which order is moot."""
+    ids = [group.prompt_id for group in groups]
+    if len(set(ids)) == len(ids):
+        return sorted(range(len(ids)), key=ids.__getitem__)
+    # Bytes, because NaN compares with nothing.
+    columns = [(g.rewards_G, g.advantages_G, g.outcomes_G) for g in groups]
+    numbers = [[b"" if column is None else column.tobytes() for column in three] for three in columns]
+    content = [([list(map(int, t)) for t in g.tokens_G], n) for g, n in zip(groups, numbers, strict=True)]
+    return sorted(range(len(ids)), key=lambda p: (ids[p], content[p]))
+
+
 def align_top_up(
     groups: Sequence[Group], selections: Sequence[Selection], multiple: int
 ) -> tuple[list[Selection], int]:
     """Add pruned rollouts back until the number of kept ones is a multiple (paper, step 5).
 
-    Round-robin over the prompts, each gives its pruned rollout of highest |A| (ties: sampling
+    Round-robin over the prompts in canonical order, each gives its pruned rollout of highest |A| (ties: sampling
     order), with weight 1. Unscorable rollouts and dropped groups give none. Where nothing is kept,
     nothing is added.
 
@@ -53,10 +65,10 @@ def align_top_up(
     missing = -num_kept % multiple
     if not missing:
         return list(selections), 0
-    queues = [_pruned_by_advantage(g, s) for g, s in zip(groups, selections, strict=True)]
+    queues = {p: _pruned_by_advantage(groups[p], selections[p]) for p in canonical_order(groups)}
     chosen: list[tuple[int, int]] = []
-    for turn in range(max((len(queue) for queue in queues), default=0)):
-        chosen += [(p, queue[turn]) for p, queue in enumerate(queues) if turn < len(queue)]
+    for turn in range(max((len(queue) for queue in queues.values()), default=0)):
+        chosen += [(p, queue[turn]) for p, queue in queues.items() if turn < len(queue)]
     aligned = list(selections)
     for p, i in chosen[:missing]:
         keep_G, weight_G = aligned[p].keep_G.copy(), aligned[p].weight_G.copy()

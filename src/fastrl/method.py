@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastrl.advantages import advantage_classes, group_advantages, is_zero_variance
+from fastrl.batching import canonical_order
 from fastrl.budgets import BUDGETS, Budget, check_keys, check_unchanged
 from fastrl.config import FastRLConfig
 from fastrl.pruners import PRUNERS, Pruner, keep_all, keep_none
@@ -126,7 +127,7 @@ class FastRL:
                 jaccard_distances(group.tokens_G, self.config.ngram),
                 advantage_classes(_advantages(group), group.scorable_G, self.config.advantage_tol),
             )
-            for group in (groups[p] for p in _canonical_order(groups)[:_SIMILARITY_SAMPLE])
+            for group in (groups[p] for p in canonical_order(groups)[:_SIMILARITY_SAMPLE])
         ]
         return float(np.nanmean(means)) if not np.isnan(means).all() else float("nan")
 
@@ -211,7 +212,7 @@ def select(
     """
     config = config or FastRLConfig()
     rng = rng or np.random.default_rng(config.seed)
-    order = _canonical_order(groups)
+    order = canonical_order(groups)
     ready = [_with_advantages(groups[p]) for p in order]
     zero = [is_zero_variance(_outcomes(group)) for group in ready]
     to_prune = [k for k, is_zero in enumerate(zero) if not (is_zero and config.zero_variance != "keep_one")]
@@ -291,15 +292,3 @@ def _cause(group: Group) -> str:
     if not is_zero_variance(values):
         return "without any advantage"
     return f"all at {np.nanmean(values):.3g}" if np.isfinite(values).any() else "unscorable"
-
-
-def _canonical_order(groups: Sequence[Group]) -> list[int]:
-    """Order by prompt id, and equal ids by content: what is left are identical groups, for which order is moot."""
-    ids = [group.prompt_id for group in groups]
-    if len(set(ids)) == len(ids):
-        return sorted(range(len(ids)), key=ids.__getitem__)
-    # Bytes, because NaN compares with nothing.
-    columns = [(g.rewards_G, g.advantages_G, g.outcomes_G) for g in groups]
-    numbers = [[b"" if column is None else column.tobytes() for column in three] for three in columns]
-    content = [([list(map(int, t)) for t in g.tokens_G], n) for g, n in zip(groups, numbers, strict=True)]
-    return sorted(range(len(ids)), key=lambda p: (ids[p], content[p]))

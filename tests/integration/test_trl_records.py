@@ -92,6 +92,19 @@ def test_older_checkpoints_are_deleted_once_the_new_one_is_whole(tmp_path, monke
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
+def test_a_checkpoint_that_is_saved_again_is_not_whole_meanwhile(tmp_path, monkeypatch):
+    kwargs = {"trainer_kwargs": {"fastrl": CONFIG}, "max_steps": 4, **SAVING}
+    train(ScriptedFast, tmp_path, **kwargs)
+
+    def killed(self, output_dir):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScriptedFast, "_save_optimizer_and_scheduler", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(ScriptedFast, tmp_path, resume=str(tmp_path / "checkpoint-2"), **kwargs)
+    assert not (tmp_path / "checkpoint-3" / STATE_FILE).exists()
+
+
 def test_another_data_set_is_refused(tmp_path):
     kwargs = {"trainer_kwargs": {"fastrl": CONFIG}, "max_steps": 4, **SAVING}
     train(ScriptedFast, tmp_path, **kwargs)

@@ -403,3 +403,18 @@ def test_a_share_of_a_row_is_a_denominator_too():
     )
     assert window.rows == 0.5
     assert window.tokens == 0.5
+
+
+def test_top_up_does_not_depend_on_the_order_of_the_groups():
+    def group(prompt_id):
+        advantages = np.array([1.0, 1.0, -1.0, 0.5])
+        tokens = [[1], [1], [2], [3]]
+        return Group(prompt_id=prompt_id, tokens_G=tokens, rewards_G=advantages, advantages_G=advantages)
+
+    kept = []
+    for ids in ("abc", "cba"):
+        groups = [group(prompt_id) for prompt_id in ids]
+        aligned, num_added = align_top_up(groups, select(groups, FastRLConfig()), 2)
+        assert num_added == 1
+        kept.append({g.prompt_id: s.num_kept for g, s in zip(groups, aligned, strict=True)})
+    assert kept[0] == kept[1]
