@@ -26,10 +26,12 @@ import numpy as np
 
 from fastrl.bench.run import versions, write_json
 
-METHODS = {
-    "stock": None,
-    "published": {"budget": "fixed"},
-    "shrink": {"budget": "fixed", "micro_batches": "shrink"},
+SOME_KEPT = {"budget": "fixed", "pruner": "random", "keep_share": 0.4}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "stock TRL": None,
+    "FastRL, nothing pruned": {"budget": "fixed", "pruner": "none"},
+    "FastRL, 40% kept": SOME_KEPT,
+    "FastRL, 40% kept, shrink": {**SOME_KEPT, "micro_batches": "shrink"},
 }
 MODELS = ("testbed", "51M")
 
@@ -53,7 +55,7 @@ def testbed(config: Any, folder: Path, seed: int) -> tuple[float, float]:
     from fastrl.bench.recipe import read_recipe
     from fastrl.bench.training import Method, train_method
 
-    recipe = read_recipe(Path("recipes/testbed/quickstart.yaml"), ["max_steps=8"])
+    recipe = read_recipe(Path("recipes/testbed/quickstart.yaml"), ["max_steps=4"])
     before = peak_mb()
     train_method(recipe, Method(key="m", label="m", fastrl=config), seed=seed, folder=folder, evaluate=False)
     return before, peak_mb()
@@ -72,7 +74,7 @@ def text(config: Any, folder: Path, seed: int) -> tuple[float, float]:
     class Fast(ScriptedLengths, FastGRPOTrainer):
         spread = 0.6
 
-    settings = {"max_steps": 4, "num_generations": 8, "per_device_train_batch_size": 16, "seed": seed}
+    settings = {"max_steps": 2, "num_generations": 8, "per_device_train_batch_size": 16, "seed": seed}
     trainer = (Stock if config is None else Fast)(
         model=model(512, 12), reward_funcs=binary_reward, processing_class=tokenizer(),
         args=arguments(folder, gradient_accumulation_steps=2, **settings), train_dataset=prompts(16),
@@ -85,7 +87,7 @@ def text(config: Any, folder: Path, seed: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/peak_memory.json"))
     args = parser.parse_args()

@@ -164,7 +164,7 @@ def _round_file(checkpoint: str | Path, rank: int) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Moment:
-    """What a checkpoint needs of a moment between two optimizer steps."""
+    """What a checkpoint needs of a moment between two optimizer steps; micro-batches only inside a round."""
 
     global_step: int
     method: dict[str, Any]
@@ -193,7 +193,7 @@ class CheckpointMixin(_Host):
             global_step=self.state.global_step,
             method=self.fastrl.state_dict(),
             micro_step=self._step,
-            micro_batches=self._micro_batches,
+            micro_batches=self._micro_batches if self._step % self._schedule.micro_steps_per_round else [],
             round_sizes=self._round_sizes,
         )
 

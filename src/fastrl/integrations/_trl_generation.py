@@ -66,9 +66,8 @@ class GroupsMixin(StageTimesMixin):
             batch = super()._generate_and_score_completions([own_row(prompts[p]) for p in own])
         if self._is_ragged:
             self._leave_out_filling(batch, slice(rank * num_own, (rank + 1) * num_own))
-        for k, name in enumerate(
-            self.reward_func_names
-        ):  # of two functions of one name, TRL shows the second
+        # Of two reward functions of one name, TRL shows the second.
+        for k, name in enumerate(self.reward_func_names):
             self._logs["rewards"][name].clear()
             self._logs["rewards"][name].extend(self._rewards_per_func[:, k].tolist())
         return batch

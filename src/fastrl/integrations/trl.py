@@ -177,6 +177,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         start = time.perf_counter()
         self._remember()
         if self._step % self._schedule.micro_steps_per_round == 0:
+            self._micro_batches = []  # their memory is for what is sampled now
             self._micro_batches = self._new_round(inputs)
         micro_batch = self._micro_batches[self._step % self.args.steps_per_generation]
         self._current_train_step_time += time.perf_counter() - start
@@ -228,9 +229,8 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         if config.outcome_key is not None:
             outcomes_N = per_func[:, self.reward_func_names.index(config.outcome_key)].numpy()
         elif self.multi_objective_aggregation == "normalize_then_sum":
-            outcomes_N = (
-                rows.advantages_N
-            )  # not a function of the total reward: equal totals can differ in it
+            # Not a function of the total reward: equal totals can differ in it.
+            outcomes_N = rows.advantages_N
         if not config.is_identity:
             # What no forward pass can learn from (cut off and masked, or with an image token that stands for
             # nothing) stands for nobody. It stays in the baseline and in the outcomes: TRL has counted it there.
