@@ -2,11 +2,12 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 HERE = Path(__file__).parent
 
@@ -32,9 +33,15 @@ def start(script: str, *arguments: str, num_processes: int, log: Path) -> subpro
 
 
 def kill(process: subprocess.Popen) -> None:
-    """SIGKILL to everything that the process started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-        os.killpg(process.pid, signal.SIGKILL)
+    """SIGKILL to a process and everything that it started.
+
+    torchrun gives every rank a session of its own: a signal to the launcher's group would leave them running.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        launcher = psutil.Process(process.pid)
+        for member in [launcher, *launcher.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
     process.wait()
 
 

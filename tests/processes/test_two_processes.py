@@ -36,8 +36,8 @@ def on_two(tmp_path_factory, request):
     return gradients
 
 
-def test_rows_arrive_whole_selections_are_in_step_and_modules_are_entered_together(on_two):
-    """What the worker asserts itself, on both ranks: rows_between_ranks, random_selections, entered_together."""
+def test_rows_arrive_whole_and_random_selections_are_in_step(on_two):
+    """What the worker asserts itself, on both ranks: rows_between_ranks, random_selections."""
 
 
 def named(names):

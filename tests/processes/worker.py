@@ -12,7 +12,6 @@ warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 
 from cases import CASES, SUITES, WORLD  # noqa: E402
-from entered_together import modules_are_entered_together  # noqa: E402
 from random_selections import fifty_random_selections  # noqa: E402
 from rows_between_ranks import rows_arrive_as_they_were_sent  # noqa: E402
 
@@ -28,7 +27,6 @@ for name in SUITES[suite]:
     trainer.accelerator.free_memory()
 rows_arrive_as_they_were_sent()
 fifty_random_selections(folder / "random")
-modules_are_entered_together(folder / "watched")
 if os.environ["RANK"] == "0":
     (folder / "done").touch()
 torch.distributed.destroy_process_group()

@@ -141,13 +141,13 @@ def write_round(checkpoint: str | Path, rank: int, micro_batches: Sequence[Micro
 
 def read_round(checkpoint: str | Path, rank: int, device: torch.device) -> list[MicroBatch | None]:
     """Read the micro-batches of a round that was under way."""
-    with safe_open(_round_file(checkpoint, rank), framework="pt", device=str(device)) as file:
+    with safe_open(_round_file(checkpoint, rank), framework="pt") as file:
         described = json.loads(file.metadata()["micro_batches"])
         inputs: list[dict[str, Any]] = [{} for _ in described]
         for key in file.keys():  # noqa: SIM118 - not a mapping
             number, _, name = key.partition(".")
             value = file.get_tensor(key)
-            inputs[int(number)][name] = value.tolist() if name in _LISTS else value
+            inputs[int(number)][name] = value.tolist() if name in _LISTS else value.to(device)
     return [
         None
         if description is None
