@@ -38,6 +38,8 @@ test-all: $(READY) lint ## the same and the slow tests
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
 	.venv-vllm/bin/pip uninstall --quiet --yes torchcodec torchaudio  # CUDA builds: their import stops vLLM
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@# vLLM inspects models in processes of its own: the bridge must be there when they start.
+	printf '%s\nimport bridge\n' "$(CURDIR)/tests/with_vllm" > "`.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/bridge.pth"
 	@touch .venv-vllm/.ready
 
 test-vllm: .venv-vllm/.ready ## generation through real vLLM on the CPU (3.6 GB, an environment of its own)

@@ -442,3 +442,27 @@ def test_dropping_zero_variance_groups_warns_about_their_kl(tmp_path):
 def test_ars_without_a_second_epoch_warns(tmp_path):
     with pytest.warns(UserWarning, match="this run has only 2: G_t stays at 4"):
         train(ScriptedFast, tmp_path, trainer_kwargs={"fastrl": FastRLConfig()}, max_steps=2)
+
+
+def test_a_mixin_of_the_users_own_may_stand_behind_ours(tmp_path):
+    class Logs:
+        def log(self, logs, *args, **kwargs):
+            super().log({**logs, "mine": 1.0}, *args, **kwargs)
+
+    class Mine(FastRLMixin, Logs, ScriptedStock):
+        pass
+
+    trainer, _ = train(Mine, tmp_path, trainer_kwargs={"fastrl": PAPER_FIXED}, max_steps=1)
+    assert trainer.state.log_history[0]["mine"] == 1.0
+
+
+def test_a_sampler_of_the_users_own_that_is_not_used_is_named(tmp_path):
+    class Curriculum(ScriptedStock):
+        def _get_train_sampler(self, dataset=None):
+            return super()._get_train_sampler(dataset)
+
+    class Mine(FastRLMixin, Curriculum):
+        pass
+
+    with pytest.warns(UserWarning, match=r"Curriculum._get_train_sampler is not called"):
+        train(Mine, tmp_path, trainer_kwargs={"fastrl": PAPER_FIXED}, max_steps=1)

@@ -116,3 +116,17 @@ def test_records_of_repeated_steps_are_not_written_twice(tmp_path):
     run(tmp_path, resume=str(tmp_path / "checkpoint-6"), config=config)
     assert (tmp_path / "fastrl" / "rollouts.jsonl").read_text(encoding="utf-8") == before
     assert len(read_rollouts(tmp_path / "fastrl")) == 2 * STEPS
+
+
+def test_inside_a_round_the_accumulation_may_not_change(tmp_path):
+    """The rows of the round are saved as micro-batches: other micro-batches would be other rows."""
+    half = {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}
+    common = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    config = {"fastrl": FastRLConfig(pruner="none", budget="fixed")}
+    train(FastGRPOTrainer, tmp_path, trainer_kwargs=config, **common, **half)
+    other = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+    with pytest.raises(StateError, match="inside a round of 2 micro-steps; this run has 4, in windows of 2"):
+        train(
+            FastGRPOTrainer, tmp_path, resume=str(tmp_path / "checkpoint-1"), trainer_kwargs=config, **common,
+            **other,
+        )  # fmt: skip

@@ -46,7 +46,8 @@ def dataset_fingerprint(dataset: Any, prompt_ids: Sequence[str]) -> str:
     digest.update("\n".join(prompt_ids).encode())
     if "prompt" in (dataset.column_names or []):
         for prompt in dataset.with_format(None).select_columns("prompt")["prompt"]:
-            digest.update(repr(prompt).encode())
+            # An image inside a prompt shows its address in memory, which differs from run to run.
+            digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(prompt)).encode())
     return digest.hexdigest()
 
 
@@ -296,5 +297,12 @@ class CheckpointMixin(_Host):
                 f"{checkpoint} was saved inside a round of generation, and ignore_data_skip: true would start the data "
                 "anew under it. Leave it false: no data is read to skip. Or resume from a checkpoint between rounds."
             )
-        self._round_sizes = tuple(state["round"])
-        self._micro_batches = read_round(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        rows = read_round(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        steps = self._schedule.steps_per_window
+        if len(rows) != self.args.steps_per_generation or any(m and m.num_steps != steps for m in rows):
+            raise StateError(
+                f"{checkpoint} was saved inside a round of {len(rows)} micro-steps; this run has "
+                f"{self.args.steps_per_generation}, in windows of {steps}. Restore per_device_train_batch_size, "
+                "steps_per_generation and gradient_accumulation_steps, or resume from a checkpoint between rounds."
+            )
+        self._round_sizes, self._micro_batches = tuple(state["round"]), rows

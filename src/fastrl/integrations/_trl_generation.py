@@ -200,6 +200,8 @@ class GroupsMixin(StageTimesMixin):
         """
         if isinstance(function, torch.nn.Module) or inspect.iscoroutinefunction(_callable(function)):
             return None
+        if isinstance(error, OSError) or self.accelerator.num_processes > 1:
+            return None  # a service that is down would be asked again, or other ranks would wait
         blamed: int | None = None
         for i in range(len(inputs)):
             if blamed is not None and rows["prompts"][i] == rows["prompts"][blamed]:

@@ -94,6 +94,16 @@ def check_supported(trainer: Any, config: FastRLConfig) -> None:
             "train_dataset is an IterableDataset: its prompts have no stable number to key G_t and a resume by. "
             "Give a map-style datasets.Dataset."
         )
+    if (
+        trainer._is_vlm
+        and trainer.accelerator.num_processes > 1
+        and trainer.args.ddp_find_unused_parameters is False
+    ):
+        warnings.warn(
+            "ddp_find_unused_parameters: false with images on several processes: where some prompts have no image, the "
+            "gradients of the vision tower are not reduced if the last micro-batch of a step has none. Leave it unset.",
+            stacklevel=3,
+        )
     if config.outcome_key is not None and config.outcome_key not in trainer.reward_func_names:
         raise ConfigError(
             f"outcome_key: {config.outcome_key!r} is none of the reward functions "

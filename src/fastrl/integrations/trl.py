@@ -85,12 +85,20 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
 
     def __init__(self, *args: Any, fastrl: FastRLConfig | None = None, **kwargs: Any) -> None:
         after_ours = type(self).__mro__[type(self).__mro__.index(FastRLMixin) :]
-        problems = differing_signatures(next(c for c in after_ours if c not in FastRLMixin.__mro__))
+        host = next(c for c in after_ours if issubclass(c, GRPOTrainer) and c not in FastRLMixin.__mro__)
+        problems = differing_signatures(host)
         if problems:
             raise FastRLError(
                 f"this trainer is not the one FastRL was written for (TRL 1.16): {'; '.join(problems)}. Install "
                 "trl 1.16, or adapt the overrides in fastrl.integrations.trl."
             )
+        for name in ("_get_train_sampler", "get_train_dataloader"):
+            if getattr(host, name) is not getattr(GRPOTrainer, name):
+                warnings.warn(
+                    f"{host.__name__}.{name} is not called in training: FastRL reads one row per prompt, the same on "
+                    "every rank. Order the data set itself (shuffle_dataset=False keeps its order).",
+                    stacklevel=2,
+                )
         self._micro_batches: list[MicroBatch | None] = []
         self._round_sizes = 0, 0  # rollouts sampled and trained on, over all ranks
         self._stopped_by: NoSignalError | None = None
@@ -209,6 +217,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             groups = self._groups(rows)
             selections = self.fastrl.select(groups)
             micro_batches = self._plan_micro_batches(batch, rows, groups, selections)
+            del batch  # what was pruned needs no memory while log-probs are computed
         self._compute_deferred_logps([step for step in micro_batches if step is not None])
         with self._clock("select"):
             self._end_round(groups, selections)
