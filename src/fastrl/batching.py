@@ -1,7 +1,7 @@
 """From selections to micro-batches: alignment, windows, ranks, denominators. Index arithmetic only.
 
-Rows are the rollouts of a step over all ranks, numbered group by group in sampling order; rank r
-generated the r-th contiguous slice of them. Every function gives the same answer on every rank.
+Rows are the rollouts of a step over all ranks, numbered group by group in sampling order; of what was
+sampled together, rank r generated the r-th contiguous slice. Every function gives the same answer on every rank.
 """
 
 from collections.abc import Sequence
@@ -196,6 +196,7 @@ def plan_round(
     length_N: np.ndarray,
     live_N: np.ndarray,
     image_N: np.ndarray | None = None,
+    owner_N: np.ndarray | None = None,
     num_windows: int,
     num_steps: int,
     size: int,
@@ -208,13 +209,14 @@ def plan_round(
 
     Args:
         keep_N: (N,) bool, rows to train on; N is a multiple of num_ranks.
+        owner_N: (N,) rank that generated each row; None = the r-th contiguous slice of all rows.
         tokens_N, length_N, live_N, denominator: see `denominators` and `micro_batches`.
         image_N: (N,) bool, rows whose prompt has an image; None = no row has one.
         num_windows: Optimizer windows of the round.
         num_steps: Micro-steps per window and rank.
         size, shrink: Most rows of a micro-batch on one rank; whether to use all micro-steps.
     """
-    owner_N = owners(len(keep_N), num_ranks)
+    owner_N = owners(len(keep_N), num_ranks) if owner_N is None else owner_N
     plans = []
     for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
         steps_R = [
@@ -254,7 +256,7 @@ def _with_images_everywhere(
     return [list(steps) for steps in zip(*together, strict=True)]
 
 
-def fillers(keep_N: np.ndarray, length_N: np.ndarray, image_N: np.ndarray, num_ranks: int) -> list[int]:
+def fillers(keep_N: np.ndarray, length_N: np.ndarray, image_N: np.ndarray, owner_N: np.ndarray) -> list[int]:
     """Return the row that each rank's dummies are made of: the shortest of its own that will do.
 
     Where a kept row has an image, all dummies have one; where none has, none does. A rank without
@@ -263,25 +265,23 @@ def fillers(keep_N: np.ndarray, length_N: np.ndarray, image_N: np.ndarray, num_r
     usable_N = image_N if (keep_N & image_N).any() else ~image_N
     if not usable_N.any():  # nothing is kept, and every row has an image
         usable_N = image_N
-    owner_N = owners(len(keep_N), num_ranks)
     chosen = []
-    for rank in range(num_ranks):
+    for rank in range(int(owner_N.max()) + 1):
         own_N = usable_N & (owner_N == rank)
         candidates = np.flatnonzero(own_N if own_N.any() else usable_N)
         chosen.append(int(candidates[np.argmin(length_N[candidates])]))
     return chosen
 
 
-def moves(plans: Sequence[WindowPlan], filler_R: Sequence[int], num_rows: int) -> list[list[list[int]]]:
+def moves(plans: Sequence[WindowPlan], filler_R: Sequence[int], owner_N: np.ndarray) -> list[list[list[int]]]:
     """Return the rows that change ranks: `[source][target]`, each row once, in ascending order.
 
     Args:
         plans: All windows of a round.
         filler_R: From `fillers`.
-        num_rows: N.
+        owner_N: (N,) rank that generated each row.
     """
     num_ranks = len(filler_R)
-    owner_N = owners(num_rows, num_ranks)
     moving: list[list[list[int]]] = [[[] for _ in range(num_ranks)] for _ in range(num_ranks)]
     for target in range(num_ranks):
         wanted = {filler_R[target] if row == DUMMY else row for plan in plans for row in plan.rows(target)}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import yaml
 
 from fastrl.budgets import BUDGETS
 from fastrl.pruners import PRUNERS
+from fastrl.refill import REFILLS
+from fastrl.similarity import SIMILARITIES
 from fastrl.types import ConfigError
 
 
@@ -29,21 +32,35 @@ class FastRLConfig:
     """How rollouts are pruned and budgeted. `FastRLConfig()` is the published setting.
 
     Args:
-        pruner: none | mdap | advantage_only | random.
-        tau: MDAP's similarity threshold in [0, 1]; 0 keeps everything, 1 about one per class.
+        pruner: none | mdap | advantage_only | random | top_advantage (CPPO) | max_variance (PODS) | logdet |
+            leverage.
+        tau: MDAP's similarity threshold in [0, 1]; 0 keeps everything, 1 about one per class. For logdet and
+            leverage, the ridge relative to the mean of the kernel's diagonal.
+        similarity: jaccard (paper) | centred (cosine of centred n-gram counts) | surprisal (the same, tokens weighed
+            by the sampler's log-probs) | gradient (cosine of the engine's gradient sketches).
         ngram: Tokens per n-gram of the similarity.
         compare: kept (paper: with all kept rollouts of a class) | seed (released script: its first).
         advantage_tol: |A_i - A_j| below this is the same class.
         representative: first (paper) | random: which member of a cluster is trained on.
-        weighting: A survivor weighs (cluster size) ** weighting: 0 = paper, 1 = unbiased.
-        keep_share: Share that the random pruner keeps, in (0, 1].
+        per_cluster: Most rollouts that stand for one cluster.
+        weighting: A survivor weighs (cluster size) ** weighting / (rollouts that stand for it): 0 = paper, 1 =
+            unbiased.
+        keep_share: Share that random, top_advantage, max_variance, logdet and leverage keep, in (0, 1].
+        match_weights: Weigh logdet's survivors so that their sum matches the full one.
         zero_variance: Groups whose rewards (or outcomes) are all equal: keep_one (paper: one class
             of A = 0, of which the pruner keeps at least one) | drop | keep_all.
         denominator: What the loss divides by: kept (paper: what is trained on) | live (rollouts of
             groups with signal) | full (all rollouts: dropping A = 0 then changes nothing).
-        budget: fixed | ars: how many rollouts the next step samples per prompt.
+        budget: fixed | ars (paper) | discovery | per_prompt | greso: how many rollouts the next step samples per
+            prompt.
         min_rollouts: Floor under the budget, at least 2 (one rollout has no baseline).
         max_rollouts: Ceiling; None = the engine's own number, which it may not exceed.
+        initial_rollouts: What discovery begins with, and the mean of per_prompt; None = the ceiling.
+        rollout_cost: What discovery takes sampling a rollout to cost, as a multiple of training on one; None = measured
+            by the engine, which makes G_t depend on the clock.
+        refill: More prompts within a step: none | skipped (for those that the budget skips) | signal (DAPO: until as
+            many groups have signal as the engine's batch has prompts) | kept (CPPO: until the survivors fill it).
+        max_refills: Most times that a step samples again for `refill`.
         align: How the kept count reaches a multiple of the ranks: top_up (paper: pruned rollouts of
             highest |A|) | dummy (rows without weight).
         micro_batches: repack (the fewest micro-batches; the rest of the micro-steps are skipped) |
@@ -60,17 +77,24 @@ class FastRLConfig:
 
     pruner: str = "mdap"
     tau: float = 0.8
+    similarity: str = "jaccard"
     ngram: int = 1
     compare: str = "kept"
     advantage_tol: float = 1e-4
     representative: str = "first"
+    per_cluster: int = 1
     weighting: float = 0.0
     keep_share: float = 0.5
+    match_weights: bool = False
     zero_variance: str = "keep_one"
     denominator: str = "kept"
     budget: str = "ars"
     min_rollouts: int = 2
     max_rollouts: int | None = None
+    initial_rollouts: int | None = None
+    rollout_cost: float | None = None
+    refill: str = "none"
+    max_refills: int = 8
     align: str = "top_up"
     micro_batches: str = "repack"
     outcome_key: str | None = None
@@ -80,11 +104,13 @@ class FastRLConfig:
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "pruner": tuple(PRUNERS),
+        "similarity": tuple(SIMILARITIES),
         "compare": ("kept", "seed"),
         "representative": ("first", "random"),
         "zero_variance": ("keep_one", "drop", "keep_all"),
         "denominator": ("kept", "live", "full"),
         "budget": tuple(BUDGETS),
+        "refill": REFILLS,
         "align": ("top_up", "dummy"),
         "micro_batches": ("repack", "shrink"),
     }
@@ -92,10 +118,14 @@ class FastRLConfig:
         "tau": (0.0, 1.0, "it is a share of n-grams that differ"),
         "ngram": (1, 64, "an n-gram has at least one token"),
         "advantage_tol": (1e-12, 1.0, "0 would split equal advantages by rounding noise"),
+        "per_cluster": (1, 4096, "a cluster is stood for by at least one rollout"),
         "weighting": (0.0, 1.0, "0 is the paper's weighting, 1 the unbiased one"),
         "keep_share": (1e-6, 1.0, "it is the share of rollouts to keep"),
         "min_rollouts": (2, 4096, "one rollout alone has no baseline"),
         "max_rollouts": (2, 4096, "one rollout alone has no baseline"),
+        "initial_rollouts": (2, 4096, "one rollout alone has no baseline"),
+        "rollout_cost": (1e-6, 1e6, "it is a ratio of two costs"),
+        "max_refills": (1, 1000, "it counts the times that a step samples again"),
         "max_empty_steps": (1, 10**9, "it counts steps"),
         "seed": (0, 2**63 - 1, "it seeds the generators"),
     }
@@ -117,6 +147,20 @@ class FastRLConfig:
             raise ConfigError(
                 f"max_rollouts: {self.max_rollouts} is below min_rollouts: {self.min_rollouts}. "
                 "Raise one or lower the other."
+            )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        lowest, highest = self.min_rollouts, self.max_rollouts or math.inf
+        if self.initial_rollouts is not None and not lowest <= self.initial_rollouts <= highest:
+            raise ConfigError(
+                f"initial_rollouts: {self.initial_rollouts} is outside [min_rollouts, max_rollouts] = [{lowest}, "
+                f"{highest}]: the budget stays in these bounds. Change one of the three."
+            )
+        if self.refill == "kept" and self.pruner != "top_advantage":
+            raise ConfigError(
+                f"refill: kept with pruner: {self.pruner}: it samples 1 / keep_share times the prompts, so that the "
+                "survivors of CPPO's ranking fill the batch. Set pruner: top_advantage, or another refill."
             )
         if self.weighting > 0 and self.align == "top_up":
             raise ConfigError(
@@ -144,10 +188,8 @@ class FastRLConfig:
     @classmethod
     def load(cls, path: str | Path) -> "FastRLConfig":
         """Read a YAML file: either the settings themselves, or a recipe with a `fastrl:` block."""
-        content = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-        if content is not None and not isinstance(content, dict):
-            raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}.")
-        if content and "fastrl" in content:
+        content: Any = read_yaml(path)
+        if "fastrl" in content:
             content = content["fastrl"]
             if content is not None and not isinstance(content, dict):
                 raise ConfigError(
@@ -164,7 +206,8 @@ class FastRLConfig:
     def is_identity(self) -> bool:
         """Whether this configuration changes nothing: the engine's own algorithm."""
         same_groups = self.budget == "fixed" and self.max_rollouts is None
-        return same_groups and self.pruner == "none" and self.zero_variance != "drop"
+        same_prompts = self.refill == "none"
+        return same_groups and same_prompts and self.pruner == "none" and self.zero_variance != "drop"
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -177,6 +220,43 @@ def parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML. {error}") from error
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a mapping from a YAML file. `base: other.yaml` (beside it) is read first; this file changes it.
+
+    Raises:
+        ConfigError: a file that cannot be read, is no mapping, or is its own base.
+    """
+    return _read_yaml(Path(path), ())
+
+
+def _read_yaml(path: Path, readers: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in readers:
+        raise ConfigError(
+            f"{path}: base: is a circle: {' -> '.join(map(str, (*readers, path)))}. Remove one."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}). Give the path of a YAML file."
+        ) from error
+    content = parse_yaml(text, str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping of `key: value` lines, found a {type(content).__name__}."
+        )
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    merged = _read_yaml(path.parent / str(base), (*readers, path.resolve()))
+    for key, value in content.items():
+        is_block = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if is_block else value
+    return merged
 
 
 def _check_type(name: str, value: Any, annotation: str) -> None:

@@ -12,6 +12,7 @@ from fastrl.batching import canonical_order
 from fastrl.budgets import BUDGETS, Budget, check_keys, check_unchanged
 from fastrl.config import FastRLConfig
 from fastrl.pruners import PRUNERS, Pruner, keep_all, keep_none
+from fastrl.refill import drop_surplus, num_prompts_at_first, num_prompts_missing
 from fastrl.similarity import jaccard_distances, mean_similarity
 from fastrl.types import ConfigError, Group, NoSignalError, Selection, StateError
 
@@ -34,7 +35,8 @@ class FastRL:
         frl.observe(groups, selections)              # history for the next plan
 
     A decision is a function of (config, seed, step, group content): not of the order of the groups,
-    of ranks, or of the clock. `select` is pure; `observe` ends the step.
+    of ranks, or of the clock (but for the discovery budget, whose prices may be measured). `select` is pure;
+    `observe` ends the step.
 
     Args:
         config: All settings.
@@ -66,11 +68,18 @@ class FastRL:
                 "which its memory and batch sizes are made for. Raise the engine's number, or lower max_rollouts."
             )
         self._num_rollouts = num_rollouts
-        self.budget: Budget = BUDGETS[self.config.budget](
-            num_rollouts=self.config.max_rollouts or num_rollouts,
-            min_rollouts=self.config.min_rollouts,
+        ceiling = self.config.max_rollouts or num_rollouts
+        if (self.config.initial_rollouts or 0) > ceiling:
+            raise ConfigError(
+                f"initial_rollouts: {self.config.initial_rollouts} exceeds the {ceiling} rollouts per prompt that the "
+                "engine samples at most. Raise the engine's number, or lower initial_rollouts."
+            )
+        kind = BUDGETS[self.config.budget]
+        self.budget: Budget = kind(
+            num_rollouts=ceiling,
             total_steps=total_steps,
             steps_per_epoch=steps_per_epoch,
+            **{name: getattr(self.config, name) for name in kind.options},
         )
         self.step = 0
         self.empty_steps = 0
@@ -87,8 +96,23 @@ class FastRL:
         return np.random.default_rng([self.config.seed, self.step, purpose])
 
     def plan(self, prompt_ids: Sequence[str]) -> np.ndarray:
-        """Return the (P,) numbers of rollouts to sample for the prompts of this step."""
+        """Return the (P,) numbers of rollouts to sample for the prompts of this step; 0 = skip this prompt.
+
+        Only budgets that skip (per_prompt, greso) plan 0, and never for all prompts.
+        """
         return self.budget.plan(prompt_ids, self.step)
+
+    def num_prompts(self, num_prompts: int) -> int:
+        """Return how many prompts this step should sample first, where the engine's batch has `num_prompts`.
+
+        More than that under `refill: kept`; for an engine that cannot draw more prompts, ignore it.
+        """
+        return num_prompts_at_first(self.config.refill, num_prompts, self.config.keep_share)
+
+    def num_prompts_missing(self, groups: Sequence[Group], num_prompts: int) -> int:
+        """Return how many more prompts to sample in this step, given all its groups so far (`refill: signal`)."""
+        has_signal_P = [bool(np.any(group.advantages_G)) for group in self.with_advantages(groups)]
+        return num_prompts_missing(self.config.refill, num_prompts, has_signal_P)
 
     def with_advantages(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with advantages over the full group, exactly 0 where there is no signal.
@@ -98,22 +122,46 @@ class FastRL:
         """
         return [_with_advantages(group) for group in groups]
 
-    def select(self, groups: Sequence[Group]) -> list[Selection]:
-        """Select what to train on: one selection per group, advantages computed where missing."""
-        return select(groups, self.config, rng=self.rng())
+    def select(self, groups: Sequence[Group], *, num_prompts: int | None = None) -> list[Selection]:
+        """Select what to train on: one selection per group, advantages computed where missing.
 
-    def observe(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
+        Under budgets that give prompts different numbers of rollouts on purpose, weights also make every prompt
+        count the same (`Budget.weights`).
+
+        Args:
+            groups: All groups of this step.
+            num_prompts: Prompts of the engine's batch: under `refill: signal`, groups with signal beyond it are
+                surplus. None = no bound.
+        """
+        selections = select(groups, self.config, rng=self.rng())
+        if self.config.refill == "signal" and num_prompts is not None:
+            selections = drop_surplus(self.with_advantages(groups), selections, num_prompts)
+        factors_P = self.budget.weights(np.array([group.num_rollouts for group in groups]))
+        return [
+            selection if factor == 1.0 else replace(selection, weight_G=selection.weight_G * factor)
+            for selection, factor in zip(selections, factors_P, strict=True)
+        ]
+
+    def observe(
+        self,
+        groups: Sequence[Group],
+        selections: Sequence[Selection],
+        *,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
         """End the step: feed the budget, update the metrics, count steps without signal.
 
         Args:
             groups, selections: As given to and returned by `select`, before any alignment.
+            seconds: What the last finished step took: "generation" (with rewards), "update" (with log-probs),
+                "step" (all). Only the discovery budget reads them; on several ranks, give all the same.
 
         Raises:
             NoSignalError: the last `max_empty_steps` steps, with at least 64 groups, had no signal. Never
                 under a configuration that changes nothing: the engine would go on.
         """
         groups = self.with_advantages(groups)
-        self.budget.observe(groups, selections)
+        self.budget.observe(groups, selections, seconds=seconds)
         self._metrics = {
             **_summary(groups, selections),
             "similarity/mean_within_class": self._similarity(groups),

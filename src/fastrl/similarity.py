@@ -1,8 +1,15 @@
-"""How different two rollouts are: the Jaccard distance of their sets of token n-grams (paper, Eq. 7)."""
+"""How alike two rollouts are: Jaccard of n-gram sets (paper, Eq. 7), and cosines of gradient proxies.
 
-from collections.abc import Sequence
+For a policy that is a table of n-grams, the score of a rollout is its n-gram counts minus those expected. Counts
+minus the group's mean counts estimate that, so their cosine estimates the cosine of two gradients: it can be
+negative, counts repetitions, and does not call long and short responses different by their length alone.
+"""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from fastrl.types import Group, GroupError
 
 _LARGEST_TABLE = 1 << 22
 """Values that span more than this are numbered by sorting: a table would not fit a processor's cache."""
@@ -78,3 +85,83 @@ def mean_similarity(distance_GG: np.ndarray, classes: Sequence[Sequence[int]]) -
     """Return the mean of 1 - theta over all pairs inside the classes; NaN where no class has two members."""
     pairs = [1.0 - distance_GG[np.ix_(c, c)][np.triu_indices(len(c), 1)] for c in classes if len(c) > 1]
     return float(np.concatenate(pairs).mean()) if pairs else float("nan")
+
+
+def jaccard_similarity(group: Group, n: int = 1) -> np.ndarray:
+    """Return 1 - theta, (G, G) in [0, 1] (Eq. 7)."""
+    return 1.0 - jaccard_distances(group.tokens_G, n)
+
+
+def centred_cosine(group: Group, n: int = 1) -> np.ndarray:
+    """Return the cosines of c_i - mean(c), c_i = n-gram counts of rollout i: (G, G) in [-1, 1].
+
+    Counts are exact: a group's own n-grams are numbered, so nothing is hashed and nothing collides. (Lengths scale
+    a rollout's feature, which a cosine does not see.)
+    """
+    return _centred_cosine(group.tokens_G, n, None)
+
+
+def surprisal_cosine(group: Group, n: int = 1) -> np.ndarray:
+    """Return `centred_cosine` with each n-gram counted -log p of its last token.
+
+    A token that the policy was sure of has nearly no gradient; the norm of its last-layer score grows with 1 - p.
+
+    Raises:
+        GroupError: the sampler's log-probs are missing.
+    """
+    if group.logps_G is None:
+        raise GroupError(
+            f"prompt {group.prompt_id!r}: similarity: surprisal weighs tokens by the sampler's log-probs; there "
+            "are none (logps_G). Use a sampler that returns them (TRL: use_vllm), or similarity: centred."
+        )
+    surprisals = [np.maximum(0.0, -np.asarray(logps, dtype=np.float64)) for logps in group.logps_G]
+    return _centred_cosine(group.tokens_G, n, surprisals)
+
+
+def sketch_cosine(group: Group, n: int = 1) -> np.ndarray:
+    """Return the cosines of the engine's gradient sketches (`Group.sketch_G`); n is not used.
+
+    Raises:
+        GroupError: the sketches are missing.
+    """
+    if group.sketch_G is None:
+        raise GroupError(
+            f"prompt {group.prompt_id!r}: similarity: gradient compares sketches of rollouts' gradients; there are "
+            "none (sketch_G). Use an engine that makes them, or similarity: centred."
+        )
+    return _cosines(np.asarray(group.sketch_G, dtype=np.float64))
+
+
+SIMILARITIES: dict[str, Callable[[Group, int], np.ndarray]] = {
+    "jaccard": jaccard_similarity,
+    "centred": centred_cosine,
+    "surprisal": surprisal_cosine,
+    "gradient": sketch_cosine,
+}
+"""Each gives the (G, G) similarities of a group's rollouts for n-grams of n tokens; 1 = alike."""
+
+
+def _centred_cosine(
+    tokens_G: Sequence[Sequence[int]], n: int, weights_G: Sequence[np.ndarray] | None
+) -> np.ndarray:
+    gram, row = _numbered_ngrams(tokens_G, n)
+    num_rollouts = len(tokens_G)
+    weights = None
+    if weights_G is not None:  # a response shorter than n is one n-gram, whose last token is its own last
+        weights = np.concatenate([w[min(n, len(w)) - 1 :] if len(w) else w for w in weights_G])
+    cells = np.bincount(gram * num_rollouts + row, weights, minlength=len(gram) * num_rollouts)
+    counts = cells.reshape(-1, num_rollouts).T
+    return _cosines(counts - counts.mean(axis=0))
+
+
+def _cosines(features_GD: np.ndarray) -> np.ndarray:
+    """Cosines of the rows; 1 between two rows of nothing, 0 between nothing and something."""
+    gram_GG = features_GD @ features_GD.T
+    norm_G = np.sqrt(np.maximum(gram_GG.diagonal(), 0.0))
+    is_zero_G = norm_G <= 1e-9 * max(1.0, float(norm_G.max(initial=0.0)))
+    scale_G = np.where(is_zero_G, 1.0, norm_G)
+    cosines = np.clip(gram_GG / np.outer(scale_G, scale_G), -1.0, 1.0)
+    cosines[is_zero_G] = cosines[:, is_zero_G] = 0.0
+    cosines[np.ix_(is_zero_G, is_zero_G)] = 1.0
+    np.fill_diagonal(cosines, 1.0)
+    return cosines

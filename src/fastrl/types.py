@@ -53,9 +53,12 @@ class Group:
         outcomes_G: (G,) raw task results (e.g. 0/1 correctness) that decide whether the group has
             zero variance; None = the rewards decide. A total reward that was shaped (length,
             format) can vary in a group whose answers are all wrong.
+        logps_G: G sequences of the sampler's log-probs, one per token of `tokens_G`; only
+            `similarity: surprisal` reads them.
+        sketch_G: (G, D) sketches of each rollout's gradient; only `similarity: gradient` reads them.
 
     Raises:
-        GroupError: lengths that differ, an infinite reward or outcome, or a non-finite advantage.
+        GroupError: lengths that differ, an infinite reward or outcome, or a non-finite advantage, log-prob or sketch.
     """
 
     prompt_id: str
@@ -63,6 +66,8 @@ class Group:
     rewards_G: np.ndarray
     advantages_G: np.ndarray | None = None
     outcomes_G: np.ndarray | None = None
+    logps_G: Sequence[Sequence[float]] | None = None
+    sketch_G: np.ndarray | None = None
     num_rollouts: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +103,27 @@ class Group:
                 f"prompt {self.prompt_id!r}: advantages {self.advantages_G.tolist()} are not all finite. "
                 "Give 0 for a rollout that cannot be scored."
             )
+        self._check_features()
+
+    def _check_features(self) -> None:
+        if self.logps_G is not None:
+            lengths = [[len(of_rollout) for of_rollout in rows] for rows in (self.logps_G, self.tokens_G)]
+            if lengths[0] != lengths[1]:
+                raise GroupError(
+                    f"prompt {self.prompt_id!r}: logps_G has {lengths[0]} values for {lengths[1]} tokens. Every token "
+                    "needs its log-prob."
+                )
+        if self.sketch_G is not None and len(self.sketch_G) != self.num_rollouts:
+            raise GroupError(
+                f"prompt {self.prompt_id!r}: sketch_G has {len(self.sketch_G)} rows for {self.num_rollouts} rollouts. "
+                "Every rollout needs one."
+            )
+        features = [*(self.logps_G or []), [] if self.sketch_G is None else self.sketch_G]
+        if not all(np.isfinite(values).all() for values in features):
+            raise GroupError(
+                f"prompt {self.prompt_id!r}: logps_G or sketch_G has values that are not finite. Look at the engine "
+                "that made them."
+            )
 
     @property
     def scorable_G(self) -> np.ndarray:
@@ -114,13 +140,16 @@ class Selection:
         weight_G: (G,) float, 0 exactly where dropped; multiplies the advantage.
         cluster_G: (G,) int: index of the kept rollout that stands for this one; `UNSCORABLE` (-1)
             for a rollout without a reward, and for all rollouts of a dropped group.
-        reason: Which rule decided: a pruner's name, "zero_variance" or "unscorable".
+        reason: Which rule decided: a pruner's name, "zero_variance", "unscorable" or "surplus".
+        advantages_G: (G,) advantages to train with in place of the group's. None for every method but PODS, whose
+            paper normalises over the rollouts that it keeps.
     """
 
     keep_G: np.ndarray
     weight_G: np.ndarray
     cluster_G: np.ndarray
     reason: str
+    advantages_G: np.ndarray | None = None
 
     @property
     def num_kept(self) -> int:

@@ -58,7 +58,7 @@ def test_a_thousand_rounds_keep_the_ranks_in_step(num_ranks, shrink):
 
 def check_ranks(plans, example):
     keep_N, image_N, num_ranks = example["keep_N"], example["image_N"], example["num_ranks"]
-    filler_R = fillers(keep_N, example["length_N"], image_N, num_ranks)
+    filler_R = fillers(keep_N, example["length_N"], image_N, owners(len(keep_N), num_ranks))
     trained = []
     for plan in plans:
         for step_R in zip(*plan.steps_R, strict=True):
@@ -72,11 +72,11 @@ def check_ranks(plans, example):
             assert len({bool(image_N[rows].any()) for rows in real_R}) == 1, "an image on some ranks only"
         assert plan.steps_R[0][-1] is not None, "the last micro-step of a window is real"
     assert sorted(trained) == np.flatnonzero(keep_N).tolist(), "each kept row is trained on exactly once"
-    check_moves(plans, filler_R, len(keep_N))
+    check_moves(plans, filler_R, owners(len(keep_N), num_ranks))
 
 
-def check_moves(plans, filler_R, num_rows):
-    owner_N, moving = owners(num_rows, len(filler_R)), moves(plans, filler_R, num_rows)
+def check_moves(plans, filler_R, owner_N):
+    moving = moves(plans, filler_R, owner_N)
     for target, filler in enumerate(filler_R):
         needed = {filler if row == DUMMY else row for plan in plans for row in plan.rows(target)}
         arriving = [row for source in moving for row in source[target]]
@@ -90,12 +90,14 @@ def test_a_dummy_has_an_image_where_a_kept_row_has_one():
     keep_N = np.array([True, False, False, False])
     length_N = np.array([9, 1, 5, 2])
     image_N = np.array([True, False, True, False])
-    assert fillers(keep_N, length_N, image_N, 2) == [0, 2]
-    assert fillers(keep_N, length_N, np.zeros(4, bool), 2) == [1, 3], "the shortest of its own"
+    assert fillers(keep_N, length_N, image_N, owners(4, 2)) == [0, 2]
+    assert fillers(keep_N, length_N, np.zeros(4, bool), owners(4, 2)) == [1, 3], "the shortest of its own"
     only_rank_0 = np.array([True, False, False, False])
-    assert fillers(keep_N, length_N, only_rank_0, 2) == [0, 0], "a rank without images is sent one"
-    assert fillers(np.array([False, True, False, False]), length_N, image_N, 2) == [1, 3], "none has one"
-    assert moves([], [0, 0], 4) == [[[], []], [[], []]], "but only if it needs a dummy"
+    assert fillers(keep_N, length_N, only_rank_0, owners(4, 2)) == [0, 0], "a rank without images is sent one"
+    assert fillers(np.array([False, True, False, False]), length_N, image_N, owners(4, 2)) == [1, 3], (
+        "none has one"
+    )
+    assert moves([], [0, 0], owners(4, 2)) == [[[], []], [[], []]], "but only if it needs a dummy"
 
 
 def test_shrink_uses_every_micro_step_with_fewer_rows():

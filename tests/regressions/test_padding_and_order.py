@@ -269,7 +269,7 @@ def test_verl_omni_602_rows_that_fill_up_are_in_no_denominator():
         assert plan.denominators == denominators(
             "kept", tokens_N=tokens_N, live_N=keep_N, window=np.array([0, 1, 2]), num_windows=1
         )
-    filler_R = fillers(keep_N, tokens_N, np.zeros(4, bool), 2)
+    filler_R = fillers(keep_N, tokens_N, np.zeros(4, bool), owners(4, 2))
     assert all(tokens_N[filler] <= tokens_N[keep_N].max() for filler in filler_R), "and it costs the least"
 
 

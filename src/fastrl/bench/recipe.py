@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrl.config import FastRLConfig, did_you_mean, parse_yaml
+from fastrl.config import FastRLConfig, did_you_mean, parse_yaml, read_yaml
 from fastrl.types import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides.
 
     Args:
-        path: YAML file.
+        path: YAML file; `base: other.yaml` in it names a recipe beside it that it changes.
         overrides: Such as "learning_rate=1e-5" or "fastrl.tau=0.6"; values are read as YAML.
 
     Raises:
@@ -142,22 +142,6 @@ def check_file(path: str | Path) -> dict[str, Any]:
     recipe = parse_recipe(content, name=Path(path).stem)
     recipe.grpo_config("unused")
     return recipe.to_dict()
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}). Give the path of a YAML file."
-        ) from error
-    content = parse_yaml(text, str(path))
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected `key: value` lines, found a {type(content).__name__}.")
-    return content
 
 
 def parse_recipe(content: Mapping[str, Any], *, name: str) -> Recipe:

@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from fastrl.batching import Denominators
 from fastrl.budgets import check_keys, check_unchanged
+from fastrl.integrations._trl_data import Reserve
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_schedule import Schedule
 from fastrl.method import FastRL
@@ -36,7 +37,7 @@ else:
 
 STATE_FILE = "fastrl_state.json"
 STATE_VERSION = 1
-_FIELDS = ("version", "fastrl", "data", "dataset", "num_processes", "round")
+_FIELDS = ("version", "fastrl", "data", "dataset", "num_processes", "round", "num_drawn")
 _LISTS = ("num_images", "num_tiles")  # fields of a micro-batch that are lists of numbers, not tensors
 
 
@@ -172,6 +173,7 @@ class _Moment:
     micro_step: int
     micro_batches: list[MicroBatch | None]
     round_sizes: tuple[int, int]
+    num_drawn: int
 
 
 class CheckpointMixin(_Host):
@@ -182,6 +184,7 @@ class CheckpointMixin(_Host):
     _prompt_ids: list[str]
     _micro_batches: list[MicroBatch | None]
     _round_sizes: tuple[int, int]
+    _reserve: Reserve
     _remembered: _Moment | None = None
 
     def _remember(self) -> None:
@@ -196,6 +199,7 @@ class CheckpointMixin(_Host):
             micro_step=self._step,
             micro_batches=self._micro_batches if self._step % self._schedule.micro_steps_per_round else [],
             round_sizes=self._round_sizes,
+            num_drawn=self._reserve.num_drawn,
         )
 
     def _checkpoint_to_resume(self, given: str | bool | None) -> str | bool | None:
@@ -242,6 +246,7 @@ class CheckpointMixin(_Host):
                     "dataset": self._fingerprint,
                     "num_processes": self.accelerator.num_processes,
                     "round": list(moment.round_sizes) if is_inside_round else None,
+                    "num_drawn": moment.num_drawn,
                 },
             )
 
@@ -258,6 +263,7 @@ class CheckpointMixin(_Host):
                 "from these weights."
             )
         self.fastrl.load_state_dict(state["fastrl"])
+        self._reserve.num_drawn = int(state["num_drawn"])
         # TRL counts micro-steps from 0 again. Rounds are counted by them, so go on where the run stood.
         self._step = self._schedule.micro_steps(self.state.global_step)
         if state["round"] is not None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
@@ -11,6 +12,10 @@ from fastrl.types import GroupError
 
 PROMPT_ID = "fastrl_prompt_id"
 """Column that carries the prompt id from the loader to the trainer; reward functions never see it."""
+
+
+_RESERVE = 3
+"""Keeps the generator of the reserve apart from others of the same seed."""
 
 
 class NumberedRows(Dataset):
@@ -78,6 +83,41 @@ class PromptSampler(Sampler):
             for micro_step in range(self.num_micro_steps):
                 for _ in range(self.num_ranks):
                     yield from chunk if micro_step == 0 else [~row for row in chunk]
+
+
+class Reserve:
+    """More prompts than the loader gives: an endless stream of shuffled passes over the data set.
+
+    A pure function of (seed, prompts drawn so far), so a resume needs that number alone. The loader's own
+    order, the epochs and the schedule stay what they are.
+
+    Args:
+        num_rows: Prompts in the data set.
+        seed: Of the passes.
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows, self.seed, self.num_drawn = num_rows, seed, 0
+        self._pass: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
+
+    def draw(self, num: int, *, without: set[int]) -> list[int]:
+        """Return up to `num` further rows; fewer where the data set has no others left."""
+        drawn: list[int] = []
+        taken = set(without)
+        while len(drawn) < num and len(taken) < self.num_rows:
+            row = self._next()
+            if row not in taken:
+                drawn.append(row)
+                taken.add(row)
+        return drawn
+
+    def _next(self) -> int:
+        number, place = divmod(self.num_drawn, self.num_rows)
+        if self._pass[0] != number:
+            rng = np.random.default_rng([self.seed, _RESERVE, number])
+            self._pass = number, rng.permutation(self.num_rows)
+        self.num_drawn += 1
+        return int(self._pass[1][place])
 
 
 def own_row(row: dict[str, Any]) -> dict[str, Any]:

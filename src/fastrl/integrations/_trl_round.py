@@ -1,13 +1,13 @@
 """One round over all ranks: what every rank must know to decide the same, and the micro-batches that follow.
 
-A round is one generation: N rollouts, of which each rank holds a contiguous slice. Everything that
-a decision needs is gathered as tensors; the rows themselves stay where they are until the plan says
-which of them must move.
+A round is one or more waves of generation, N rollouts in all, of each of which every rank holds a contiguous slice.
+Everything that a decision needs is gathered as tensors; the rows themselves stay where they are until the
+plan says which of them must move.
 """
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class RoundRows:
         tokens_N: Response token ids without padding and without what tools or environments wrote: answers that
             all rollouts get would make them look alike.
         advantages_N: float64, TRL's.
+        owner_N: Rank that generated each row.
+        wave_N, local_N: In which wave, and as which row of its rank's batch.
+        logps_N: The sampler's log-probs of `tokens_N`; None where it returns none, or nothing asks for them.
     """
 
     prompt_N: np.ndarray
@@ -42,10 +45,30 @@ class RoundRows:
     foreign_N: np.ndarray
     tokens_N: Sequence[Sequence[int]]
     advantages_N: np.ndarray
+    owner_N: np.ndarray
+    wave_N: np.ndarray
+    local_N: np.ndarray
+    logps_N: Sequence[np.ndarray] | None = None
 
     @property
     def length_N(self) -> np.ndarray:
         return self.prompt_N + self.completion_N
+
+
+def join_waves(waves: Sequence[RoundRows]) -> RoundRows:
+    """Number the rows of all waves of a round through, in the order of sampling."""
+    joined: dict[str, Any] = {}
+    for field in fields(RoundRows):
+        columns = [getattr(rows, field.name) for rows in waves]
+        if field.name == "wave_N":
+            columns = [np.full(len(rows.owner_N), w) for w, rows in enumerate(waves)]
+        if any(column is None for column in columns):
+            joined[field.name] = None
+        elif isinstance(columns[0], np.ndarray):
+            joined[field.name] = np.concatenate(columns)
+        else:
+            joined[field.name] = [row for column in columns for row in column]
+    return RoundRows(**joined)
 
 
 def gather_round(
@@ -55,14 +78,16 @@ def gather_round(
     num_tokens: Sequence[int],
     prompt_ids: Sequence[str],
     image_token_ids: Sequence[int],
+    with_logps: bool = False,
 ) -> RoundRows:
-    """Gather what decisions need from all ranks.
+    """Gather what decisions need from all ranks, for one wave.
 
     Args:
         batch: TRL's batch of this rank.
         num_tokens: Response lengths on this rank.
         prompt_ids: The round's prompts, which every rank must have read.
         image_token_ids: Tokens that stand for image features.
+        with_logps: Gather the sampler's log-probs too.
 
     Raises:
         FastRLError: the ranks read different prompts.
@@ -94,6 +119,15 @@ def gather_round(
     written = ids.masked_fill(batch["tool_mask"] == 0, -1) if "tool_mask" in batch else ids
     all_ids = accelerator.gather(accelerator.pad_across_processes(written, dim=1)).cpu().numpy()
     responses = [row[:length] for row, length in zip(all_ids, numbers[:, 5], strict=True)]
+    num_ranks = accelerator.num_processes
+    owner_N = owners(len(responses), num_ranks)
+    logps_N = None
+    if with_logps:
+        sampled = accelerator.pad_across_processes(batch["sampling_per_token_logps"], dim=1)
+        all_logps = accelerator.gather(sampled).cpu().double().numpy()
+        logps_N = [
+            logps[: len(tokens)][tokens >= 0] for logps, tokens in zip(all_logps, responses, strict=True)
+        ]
     return RoundRows(
         prompt_N=numbers[:, 0],
         completion_N=numbers[:, 1],
@@ -102,12 +136,16 @@ def gather_round(
         foreign_N=numbers[:, 4] > 0,
         tokens_N=[tokens[tokens >= 0] for tokens in responses],
         advantages_N=accelerator.gather(batch["advantages"]).cpu().double().numpy(),
+        owner_N=owner_N,
+        wave_N=np.zeros(len(responses), dtype=np.int64),
+        local_N=np.arange(len(responses)) % max(1, len(ids)),
+        logps_N=logps_N,
     )
 
 
 def build_micro_batches(
     accelerator: Any,
-    batch: dict[str, Any],
+    batches: Sequence[dict[str, Any]],
     plans: Sequence[WindowPlan],
     rows: RoundRows,
     *,
@@ -120,7 +158,7 @@ def build_micro_batches(
     """Move surplus rows to the ranks that the plan gives them to, and make this rank's micro-steps.
 
     Args:
-        batch: TRL's batch of this rank.
+        batches: TRL's batch of this rank, one per wave.
         keep_N, advantages_N: Rows to train on, and what their log-probs are weighted with.
         steps_per_generation: TRL's; its token-sum losses divide by
             num_items_in_batch * micro-batches / steps_per_generation.
@@ -128,9 +166,9 @@ def build_micro_batches(
     Returns:
         One entry per micro-step of all windows; None = skipped, on every rank.
     """
-    rank, num_ranks = accelerator.process_index, accelerator.num_processes
-    filler_R = fillers(keep_N, rows.length_N, rows.image_N, num_ranks)
-    own = _rows_of_this_rank(accelerator, batch, plans, rows, filler_R)
+    rank = accelerator.process_index
+    filler_R = fillers(keep_N, rows.length_N, rows.image_N, rows.owner_N)
+    own = _rows_of_this_rank(accelerator, batches, plans, rows, filler_R)
     micro_batches: list[MicroBatch | None] = []
     for plan in plans:
         for step_R in zip(*plan.steps_R, strict=True):
@@ -141,7 +179,7 @@ def build_micro_batches(
             taken = [dummy_of(own[filler_R[rank]]) if row == DUMMY else own[row] for row in numbers]
             inputs = collate(taken, pad_token_id=pad_token_id, multiple=multiple)
             advantages = [0.0 if row == DUMMY else advantages_N[row] for row in numbers]
-            inputs["advantages"] = torch.tensor(advantages).to(batch["advantages"])
+            inputs["advantages"] = torch.tensor(advantages).to(batches[0]["advantages"])
             divide_by = plan.denominators.tokens * steps_per_generation / plan.num_micro_batches
             inputs["num_items_in_batch"] = torch.tensor(divide_by, device=accelerator.device)
             trained = [row for step in step_R for row in step if row != DUMMY]
@@ -160,24 +198,22 @@ def build_micro_batches(
 
 def _rows_of_this_rank(
     accelerator: Any,
-    batch: dict[str, Any],
+    batches: Sequence[dict[str, Any]],
     plans: Sequence[WindowPlan],
     rows: RoundRows,
     filler_R: Sequence[int],
 ) -> dict[int, Row]:
     """The rows that this rank trains on or fills up with, by number: its own and those it is sent."""
-    rank, num_rows = accelerator.process_index, len(rows.prompt_N)
-    split = split_rows(batch)
-    first = rank * len(batch["prompt_ids"])
+    rank = accelerator.process_index
+    split_W = [split_rows(batch) for batch in batches]
 
     def row_of(number: int) -> Row:
         lengths = {"num_prompt": rows.prompt_N[number], "num_completion": rows.completion_N[number]}
-        return take_row(split, number - first, **lengths)
+        return take_row(split_W[rows.wave_N[number]], int(rows.local_N[number]), **lengths)
 
     wanted = {filler_R[rank], *(row for plan in plans for row in plan.rows(rank) if row != DUMMY)}
-    owner_N = owners(num_rows, accelerator.num_processes)
-    own = {row: row_of(row) for row in sorted(wanted) if owner_N[row] == rank}
-    moving = moves(plans, filler_R, num_rows)
+    own = {row: row_of(row) for row in sorted(wanted) if rows.owner_N[row] == rank}
+    moving = moves(plans, filler_R, rows.owner_N)
     if any(numbers for targets in moving for numbers in targets):
         outgoing = [[row_of(row) for row in numbers] for numbers in moving[rank]]
         incoming = [moving[source][rank] for source in range(len(moving))]

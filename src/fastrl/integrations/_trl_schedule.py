@@ -109,6 +109,16 @@ def check_supported(trainer: Any, config: FastRLConfig) -> None:
             f"outcome_key: {config.outcome_key!r} is none of the reward functions "
             f"{', '.join(trainer.reward_func_names)}. Name the one that says whether the task was solved."
         )
+    if config.similarity == "surprisal" and not trainer.use_vllm:
+        raise ConfigError(
+            "similarity: surprisal weighs tokens by the sampler's log-probs, which TRL has with vLLM only. Set "
+            "use_vllm, or similarity: centred."
+        )
+    if config.similarity == "gradient":
+        raise ConfigError(
+            "similarity: gradient needs a sketch of every rollout's gradient: a forward pass over all of them, which "
+            "pruning is to save, so the TRL adapter makes none. Set similarity: centred."
+        )
     if trainer.beta and config.zero_variance == "drop":
         warnings.warn(
             f"zero_variance: drop with beta={trainer.beta:g} also drops the KL term of these groups. Set "

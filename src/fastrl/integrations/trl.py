@@ -12,26 +12,28 @@ TRL's own, called through `super()` and rescaled to exact denominators.
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from fastrl.batching import align_top_up, plan_round
 from fastrl.config import FastRLConfig
 from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
-from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, prompt_ids_of
-from fastrl.integrations._trl_generation import GroupsMixin
+from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, Reserve, prompt_ids_of
 from fastrl.integrations._trl_logps import DeferredLogpsMixin, loss_mask
-from fastrl.integrations._trl_round import RoundRows, build_micro_batches, gather_round
+from fastrl.integrations._trl_round import RoundRows, build_micro_batches, join_waves
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_run_folder import RunFolder, model_card_section
 from fastrl.integrations._trl_schedule import Schedule, check_supported
-from fastrl.integrations._trl_stages import StageTimesMixin, differing_signatures
+from fastrl.integrations._trl_stages import STAGES, StageTimesMixin, differing_signatures
+from fastrl.integrations._trl_waves import Wave, WavesMixin
 from fastrl.method import FastRL
 from fastrl.types import FastRLError, Group, GroupError, NonFiniteError, NoSignalError, Selection
 
@@ -67,7 +69,7 @@ class TimedGRPOTrainer(StageTimesMixin, GRPOTrainer):
         return super()._compute_loss(model, inputs)
 
 
-class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
+class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
     """Pruning and adaptive rollouts for a GRPOTrainer: `class Mine(FastRLMixin, MyGRPOTrainer)`.
 
     Args:
@@ -106,6 +108,10 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         config = fastrl or FastRLConfig()
         check_supported(self, config)
         self._prompt_ids = prompt_ids_of(self.train_dataset)
+        self._row_of_id = {prompt_id: row for row, prompt_id in enumerate(self._prompt_ids)}
+        self._numbered_rows = NumberedRows(self.train_dataset, self._prompt_ids)
+        self._reserve = Reserve(len(self._prompt_ids), self.args.seed)
+        self._finished_s: Counter[str] = Counter()
         self._schedule = schedule = Schedule.of(self.args, self.num_iterations, len(self._prompt_ids))
         self.fastrl = FastRL(
             config,
@@ -142,6 +148,8 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         self._stopped_by = None
         if not checkpoint:  # also when the same trainer trains a second time: a run from its weights
             self._step, self._remembered = 0, None
+            self._reserve.num_drawn = 0
+            self._finished_s.clear()
             self.fastrl.load_state_dict(self._initial_state)
         output = super().train(checkpoint, *args, **kwargs)
         if self._stopped_by is not None:
@@ -168,7 +176,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
 
     def get_train_dataloader(self) -> Any:
         return self._get_dataloader(
-            dataset=NumberedRows(self.train_dataset, self._prompt_ids),
+            dataset=self._numbered_rows,
             description="Training",
             batch_size=self._schedule.prompts_per_round,
             sampler_fn=self._get_train_sampler,
@@ -203,35 +211,38 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
 
     def _new_round(self, inputs: list) -> list[MicroBatch | None]:
         """Sample, select, and plan one round; returns this rank's micro-steps."""
-        inputs = [dict(row) for row in inputs]
-        self._round_prompt_ids = [row.pop(PROMPT_ID) for row in inputs]
-        batch = self._sample(inputs, self.fastrl.plan(self._round_prompt_ids))
+        seconds = self._seconds_of_last_round()
+        for logged in self._logs.values():
+            logged.clear()  # TRL keeps the last full batch of rows: more than a round with smaller groups
+        waves, groups = self._sample_round(inputs)
         with self._clock("select"):
-            rows = gather_round(
-                self.accelerator,
-                batch,
-                num_tokens=self._num_tokens,
-                prompt_ids=self._round_prompt_ids,
-                image_token_ids=self._image_token_ids,
-            )
-            groups = self._groups(rows)
-            selections = self.fastrl.select(groups)
-            micro_batches = self._plan_micro_batches(batch, rows, groups, selections)
-            del batch  # what was pruned needs no memory while log-probs are computed
+            self._round_prompt_ids = [prompt_id for wave in waves for prompt_id in wave.prompt_ids]
+            rows = join_waves([wave.rows for wave in waves])
+            selections = self.fastrl.select(groups, num_prompts=len(inputs))
+            micro_batches = self._plan_micro_batches([w.batch for w in waves], rows, groups, selections)
+            del waves  # what was pruned needs no memory while log-probs are computed
         self._compute_deferred_logps([step for step in micro_batches if step is not None])
         with self._clock("select"):
-            self._end_round(groups, selections)
+            self._end_round(groups, selections, seconds)
             self._report_round(groups, selections)
         return micro_batches
 
-    @property
-    def _image_token_ids(self) -> list[int]:
-        names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-        ids = [getattr(self.model.config, name, None) for name in names]
-        return [int(token) for token in ids if token is not None] if self._is_vlm else []
+    def _seconds_of_last_round(self) -> dict[str, float] | None:
+        """What a budget with measured prices reads: the main process's clocks, the same on every rank."""
+        finished, self._finished_s = self._finished_s, Counter()
+        config = self.fastrl.config
+        if config.budget != "discovery" or config.rollout_cost is not None or not finished:
+            return None
+        seconds = {
+            "generation": finished["generation"] + finished["rewards"],
+            "update": finished["update"] + finished["old_ref"],
+            "step": finished.total(),
+        }
+        return broadcast_object_list([seconds], from_process=0)[0]
 
-    def _groups(self, rows: RoundRows) -> list[Group]:
-        config, per_func = self.fastrl.config, self._rewards_per_func.detach().cpu().double()
+    def _groups(self, wave: Wave) -> list[Group]:
+        rows = wave.rows
+        config, per_func = self.fastrl.config, wave.rewards_per_func.detach().cpu().double()
         weighted = (per_func * self.reward_weights.cpu().double()).nansum(1)
         rewards_N = torch.where(per_func.isnan().all(1), torch.nan, weighted).numpy()
         outcomes_N = rewards_N
@@ -245,8 +256,8 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             # nothing) stands for nobody. It stays in the baseline and in the outcomes: TRL has counted it there.
             rewards_N = np.where((rows.loss_N > 0) & ~rows.foreign_N, rewards_N, np.nan)
         self._log_metric_value("frac_image_token", float(rows.foreign_N.mean()))
-        groups, ends = [], np.cumsum(self._counts_P)
-        for prompt_id, end, count in zip(self._round_prompt_ids, ends, self._counts_P, strict=True):
+        groups, ends = [], np.cumsum(wave.counts_P)
+        for prompt_id, end, count in zip(wave.prompt_ids, ends, wave.counts_P, strict=True):
             of_group = slice(int(end - count), int(end))
             self._check_finite(per_func[of_group], prompt_id)
             groups.append(
@@ -256,6 +267,9 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
                     rewards_G=rewards_N[of_group],
                     advantages_G=rows.advantages_N[of_group],
                     outcomes_G=outcomes_N[of_group],
+                    logps_G=None
+                    if rows.logps_N is None
+                    else [row.tolist() for row in rows.logps_N[of_group]],
                 )
             )
         return groups if config.is_identity else self.fastrl.with_advantages(groups)
@@ -277,7 +291,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
 
     def _plan_micro_batches(
         self,
-        batch: dict[str, Any],
+        batches: Sequence[dict[str, Any]],
         rows: RoundRows,
         groups: Sequence[Group],
         selections: Sequence[Selection],
@@ -291,8 +305,15 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             keep_N,
             tokens_N=rows.loss_N,
             length_N=rows.length_N,
-            live_N=np.repeat([bool(np.any(group.advantages_G)) for group in groups], self._counts_P),
+            live_N=np.repeat(
+                [
+                    bool(np.any(group.advantages_G)) and selection.reason != "surplus"
+                    for group, selection in zip(groups, selections, strict=True)
+                ],
+                [group.num_rollouts for group in groups],
+            ),
             image_N=rows.image_N,
+            owner_N=rows.owner_N,
             num_windows=self._schedule.windows_per_round,
             num_steps=self._schedule.steps_per_window,
             size=self.args.per_device_train_batch_size,
@@ -307,12 +328,17 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         self._log_metric_value("top_up/frac", num_added / max(num_kept, 1))
         # TRL permutes each round's rows here. Drawing the same numbers keeps the random state, and so
         # the next round's samples, what they are without FastRL.
-        torch.randperm(len(batch["advantages"]))
+        torch.randperm(len(batches[0]["advantages"]))
         weight_N = np.concatenate([selection.weight_G for selection in aligned])
-        advantage_N = np.concatenate([group.advantages_G for group in groups])
+        advantage_N = np.concatenate(
+            [
+                group.advantages_G if selection.advantages_G is None else selection.advantages_G
+                for group, selection in zip(groups, aligned, strict=True)
+            ]
+        )
         return build_micro_batches(
             self.accelerator,
-            batch,
+            batches,
             plans,
             rows,
             keep_N=keep_N,
@@ -322,9 +348,14 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
             multiple=self.pad_to_multiple_of,
         )
 
-    def _end_round(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
+    def _end_round(
+        self,
+        groups: Sequence[Group],
+        selections: Sequence[Selection],
+        seconds: dict[str, float] | None,
+    ) -> None:
         try:
-            self.fastrl.observe(groups, selections)
+            self.fastrl.observe(groups, selections, seconds=seconds)
         except NoSignalError as error:  # raised by `train`, once this optimizer step is done and saved
             self._stopped_by = error
 
@@ -385,6 +416,7 @@ class FastRLMixin(CheckpointMixin, GroupsMixin, DeferredLogpsMixin):
         spent_s = self._stage_s["update"] + self._stage_s["old_ref"]
         saved_s = spent_s * (num_sampled / num_trained - 1) if num_trained else 0.0
         self._log_metric_value("time/saved_est_s", saved_s)
+        self._finished_s.update({stage: self._stage_s[stage] for stage in STAGES})
         if self._stopped_by is not None:
             self.control.should_save = self.control.should_training_stop = True
         super()._end_optimizer_step()

@@ -1,68 +1,12 @@
-"""How many rollouts each prompt gets: decided from past steps only.
-
-A budget has `plan(prompt_ids, step) -> counts_P`, `observe(groups, selections)`, `state_dict()`,
-`load_state_dict()` and `metrics()`. To add one: a class here, a line in `BUDGETS`; the contract
-tests then cover it.
-"""
+"""Adaptive Rollout Sampling: the published budget."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fastrl.types import ConfigError, Group, Selection, StateError
-
-
-class Budget(Protocol):
-    """What the registry holds. All budgets take the same arguments; each says which ones it uses."""
-
-    def __init__(
-        self,
-        *,
-        num_rollouts: int,
-        min_rollouts: int = 2,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None: ...
-    def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray: ...
-    def observe(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def metrics(self) -> dict[str, float]: ...
-
-
-class FixedBudget:
-    """The same number of rollouts for every prompt of every step: the base algorithm.
-
-    Args:
-        num_rollouts: G.
-        min_rollouts, total_steps, steps_per_epoch: taken for a common signature, not used.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_rollouts: int,
-        min_rollouts: int = 2,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        self.num_rollouts = num_rollouts
-
-    def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray:
-        return np.full(len(prompt_ids), self.num_rollouts)
-
-    def observe(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
-        """A fixed budget learns nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(state, self.state_dict(), "fixed budget")
-
-    def metrics(self) -> dict[str, float]:
-        return {}
+from fastrl.budgets.base import check_keys, check_unchanged
+from fastrl.types import ConfigError, Group, Selection
 
 
 class ARS:
@@ -87,6 +31,8 @@ class ARS:
     Raises:
         ConfigError: total_steps or steps_per_epoch missing or below 1.
     """
+
+    options: ClassVar[tuple[str, ...]] = ("min_rollouts",)
 
     def __init__(
         self,
@@ -117,7 +63,16 @@ class ARS:
     def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray:
         return np.full(len(prompt_ids), self.current)
 
-    def observe(self, groups: Sequence[Group], selections: Sequence[Selection]) -> None:
+    def weights(self, counts_P: np.ndarray) -> np.ndarray:
+        return np.ones(len(counts_P))
+
+    def observe(
+        self,
+        groups: Sequence[Group],
+        selections: Sequence[Selection],
+        *,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
         kept_P = np.array([selection.num_kept for selection in selections])
         self._means.append(float(kept_P.mean()))
         self._maxima.append(float(kept_P.max()))
@@ -160,26 +115,3 @@ class ARS:
             "budget/ars_current": float(self.current),
             "budget/ars_reference": float("nan") if self.reference is None else self.reference,
         }
-
-
-BUDGETS: dict[str, type[Budget]] = {"fixed": FixedBudget, "ars": ARS}
-
-
-def check_keys(state: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> None:
-    """Read strictly: a state with other keys than ours was written by something else."""
-    if set(state) != set(expected):
-        raise StateError(
-            f"state of the {what}: found the keys {sorted(state)}, expected {sorted(expected)}. It was saved "
-            "by another configuration or version: resume with the settings of the saved run."
-        )
-
-
-def check_unchanged(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to go on with settings other than the saved ones; name each that differs."""
-    changed = [key for key in sorted({*saved, *current}) if saved.get(key) != current.get(key)]
-    if changed:
-        listed = ", ".join(f"{key} (saved {saved.get(key)!r}, now {current.get(key)!r})" for key in changed)
-        raise StateError(
-            f"the configuration changed since this state was saved: {listed}. A resumed run must go on as it "
-            "began: restore these settings, or start a new run."
-        )

@@ -1,0 +1,238 @@
+"""A global G_t that follows what sampling yields: rarefaction of past clusters against the cost of a rollout.
+
+For a group of G rollouts with clusters C of sizes n_C inside classes of equal advantage of sizes n_k, a random
+subset of m of them would have held
+
+    K(m) = sum_C P(C is hit) - P(C is hit and all m lie in its class)
+         = sum_C [1 - C(G - n_C, m) / C(G, m)] - [C(n_k, m) - C(n_k - n_C, m)] / C(G, m)
+
+distinct useful rollouts. Differs from plain rarefaction in the second term: a subset of one class has zero variance and
+teaches nothing. Comparing at the same m takes out that a smaller G finds less.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fastrl.budgets.base import check_keys, equal_prompt_weights
+from fastrl.types import Group, Selection
+
+_DISCOUNT = 0.9
+"""Of old evidence per step: yields change within a few tens of steps of training."""
+_LEAST_GAIN = 0.05
+"""Hysteresis: G moves only if the yield per cost is this much better there."""
+_LEAST_GROUPS = 32
+"""Groups between two moves: the yield of a few groups is noise."""
+_SAME_ADVANTAGE = 1e-6
+_FRESH = 0.5
+"""K(m) counts as known while it rests on this share of the evidence for small m: what a larger G found long ago, under
+another policy, must not be compared with what a smaller one finds now."""
+
+
+class Discovery:
+    """Sample where the yield per cost is highest: one G for all prompts, at most one step per update.
+
+        G = argmax_m K(m) / (c_rest + c_gen m + c_upd K(m))
+
+    so that the next rollout's yield falls below its cost at the going rate. K is averaged over groups (those without
+    signal count 0) and over past steps with a discount. Beyond the present G, K is extended by one: increments of a
+    mixture of Bernoulli draws form a moment sequence, so D(m) >= D(m-1)^2 / D(m-2), and that bound is taken.
+
+    On a stationary policy G is stationary. Decisions use past steps only, so no stopping bias arises.
+
+    Args:
+        num_rollouts: Ceiling.
+        min_rollouts: Floor.
+        initial_rollouts: G of the first step; None = the ceiling.
+        rollout_cost: c_gen / c_upd, with c_rest = 0. None = measured from the engine's seconds (then G depends on
+            the clock), or 1 where the engine gives none.
+        total_steps, steps_per_epoch: Taken for a common signature, not used.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("min_rollouts", "initial_rollouts", "rollout_cost")
+
+    def __init__(
+        self,
+        *,
+        num_rollouts: int,
+        min_rollouts: int = 2,
+        initial_rollouts: int | None = None,
+        rollout_cost: float | None = None,
+        total_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self.num_rollouts = num_rollouts
+        self.min_rollouts = min_rollouts
+        self.rollout_cost = rollout_cost
+        self.current = initial_rollouts or num_rollouts
+        self.groups_since_move = 0
+        # Discounted sums and weights of K(m), m = 0 .. ceiling.
+        self._yield_sum = np.zeros(num_rollouts + 1)
+        self._yield_weight = np.zeros(num_rollouts + 1)
+        self._costs = _Costs()
+
+    def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray:
+        return np.full(len(prompt_ids), self.current)
+
+    def weights(self, counts_P: np.ndarray) -> np.ndarray:
+        return equal_prompt_weights(counts_P, self.num_rollouts)
+
+    def observe(
+        self,
+        groups: Sequence[Group],
+        selections: Sequence[Selection],
+        *,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        self._yield_sum *= _DISCOUNT
+        self._yield_weight *= _DISCOUNT
+        for group, selection in zip(groups, selections, strict=True):
+            curve = useful_rollouts(group, selection)[: self.num_rollouts + 1]
+            self._yield_sum[: len(curve)] += curve
+            self._yield_weight[: len(curve)] += 1.0
+        self._costs.observe(groups, selections, seconds)
+        self.groups_since_move += len(groups)
+        if self.groups_since_move >= _LEAST_GROUPS:
+            self._move()
+
+    def _move(self) -> None:
+        curve = self.expected_yield()
+        price, rest = self._prices()
+        places = np.arange(self.min_rollouts, min(self.current + 1, self.num_rollouts) + 1)
+        rates = curve[places] / (rest + price * places + curve[places])
+        here = int(np.flatnonzero(places == self.current)[0])
+        best = int(np.argmax(rates))
+        towards = here + int(np.sign(best - here))
+        if rates[towards] > rates[here] * (1 + _LEAST_GAIN):
+            self.current = int(places[towards])
+            self.groups_since_move = 0
+
+    def expected_yield(self) -> np.ndarray:
+        """(ceiling + 2,) K(m) of past groups, m = 0, 1, ...; extended by one beyond the largest m that is known."""
+        curve = np.zeros(self.num_rollouts + 2)
+        is_fresh = self._yield_weight > _FRESH * self._yield_weight.max()
+        seen = int(np.flatnonzero(is_fresh).max(initial=0))
+        curve[: seen + 1] = self._yield_sum[: seen + 1] / np.maximum(self._yield_weight[: seen + 1], 1e-300)
+        steps = np.maximum(np.diff(curve[: seen + 1]), 0.0)
+        growth = 0.0
+        if len(steps) >= 3 and steps[-2] > 0:  # from K(0) = K(1) = 0: the first increment says nothing
+            growth = steps[-1] * min(1.0, steps[-1] / steps[-2])
+        elif len(steps):
+            growth = steps[-1] / 2  # one increment alone: at p = 1/2 the next is half of it
+        curve[seen + 1 :] = curve[seen] + growth
+        return curve
+
+    def _prices(self) -> tuple[float, float]:
+        """c_gen and c_rest per prompt, as multiples of c_upd."""
+        if self.rollout_cost is not None:
+            return self.rollout_cost, 0.0
+        return self._costs.prices()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "current": self.current,
+            "groups_since_move": self.groups_since_move,
+            "yield_sum": self._yield_sum.tolist(),
+            "yield_weight": self._yield_weight.tolist(),
+            "costs": self._costs.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(state, self.state_dict(), "discovery budget")
+        costs = _Costs()
+        costs.load_state_dict(state["costs"])
+        self.current, self.groups_since_move = int(state["current"]), int(state["groups_since_move"])
+        self._yield_sum = np.array(state["yield_sum"], dtype=np.float64)
+        self._yield_weight = np.array(state["yield_weight"], dtype=np.float64)
+        self._costs = costs
+
+    def metrics(self) -> dict[str, float]:
+        curve, (price, _) = self.expected_yield(), self._prices()
+        return {
+            "budget/discovery_current": float(self.current),
+            "budget/discovery_yield": float(curve[self.current]),
+            "budget/discovery_next_yield": float(curve[self.current + 1] - curve[self.current]),
+            "budget/discovery_rollout_cost": float(price),
+        }
+
+
+def useful_rollouts(group: Group, selection: Selection) -> np.ndarray:
+    """Return K(m) for m = 0 .. G of one group; zeros where it has no signal or nothing is kept.
+
+    An unscorable rollout takes a place in a subset and is in no class.
+    """
+    num = group.num_rollouts
+    curve = np.zeros(num + 1)
+    advantages_G = group.advantages_G
+    if advantages_G is None or not advantages_G.any():
+        return curve
+    for i in np.flatnonzero(selection.keep_G):
+        same_class = group.scorable_G & (np.abs(advantages_G - advantages_G[i]) <= _SAME_ADVANTAGE)
+        in_cluster, in_class = int((selection.cluster_G == i).sum()), int(same_class.sum())
+        # Of a cluster that spans several advantages, members of other classes: all count to the class.
+        in_class = max(in_class, in_cluster)
+        for m in range(1, num + 1):
+            hit = 1.0 - comb(num - in_cluster, m) / comb(num, m)
+            useless = (comb(in_class, m) - comb(in_class - in_cluster, m)) / comb(num, m)
+            curve[m] += hit - useless
+    return curve
+
+
+class _Costs:
+    """Seconds per rollout sampled, per rollout trained on, and of the rest per prompt: discounted means.
+
+    Seconds belong to the step before the one that is observed, whose counts are remembered. Generation has a part
+    that does not grow with the number of rollouts (prompts, launches): where that number has varied, least squares
+    tell the two apart.
+    """
+
+    _NAMES = ("weight", "sampled", "sampled2", "generation", "product", "kept", "update", "rest", "prompts")
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(self._NAMES, 0.0)
+        self.last: list[float] | None = None  # rollouts sampled, kept, prompts of the step before
+
+    def observe(
+        self,
+        groups: Sequence[Group],
+        selections: Sequence[Selection],
+        seconds: Mapping[str, float] | None,
+    ) -> None:
+        if seconds is not None and self.last is not None:
+            sampled, kept, prompts = self.last
+            generation, update = float(seconds["generation"]), float(seconds["update"])
+            rest = max(0.0, float(seconds["step"]) - generation - update)
+            found = (1.0, sampled, sampled**2, generation, sampled * generation, kept, update, rest, prompts)
+            for name, value in zip(self._NAMES, found, strict=True):
+                self.sums[name] = _DISCOUNT * self.sums[name] + value
+        self.last = [
+            float(sum(group.num_rollouts for group in groups)),
+            float(sum(selection.num_kept for selection in selections)),
+            float(len(groups)),
+        ]
+
+    def prices(self) -> tuple[float, float]:
+        """c_gen and c_rest (per prompt) as multiples of c_upd; 1 and 0 where nothing was measured."""
+        s = self.sums
+        if not (s["weight"] and s["update"] > 0 and s["kept"] and s["generation"] > 0):
+            return 1.0, 0.0
+        per_kept = s["update"] / s["kept"]
+        average = s["generation"] / s["sampled"]
+        spread = s["sampled2"] - s["sampled"] ** 2 / s["weight"]
+        slope = average
+        if spread > 1e-3 * s["sampled2"]:
+            slope = (s["product"] - s["sampled"] * s["generation"] / s["weight"]) / spread
+            slope = min(max(slope, 0.1 * average), average)  # noise: never free, never above the average
+        fixed = s["generation"] - slope * s["sampled"] + s["rest"]
+        return slope / per_kept, fixed / s["prompts"] / per_kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": dict(self.sums), "last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(state, self.state_dict(), "costs of the discovery budget")
+        check_keys(state["sums"], self.sums, "costs of the discovery budget")
+        self.sums = {name: float(state["sums"][name]) for name in self._NAMES}
+        self.last = None if state["last"] is None else [float(value) for value in state["last"]]
