@@ -23,8 +23,8 @@ class PerPrompt:
         U(n) = E[1 - p^n - (1 - p)^n],   E[p^n] = prod_{i<n} (a + i) / (a + b + i),  a = 1 + s, b = 1 + f
 
     which is concave from n = 2 on, so giving the next rollout where U grows most is optimal. Hopeless and solved
-    prompts (U(ceiling) < 1/4) are skipped; as their evidence fades, they are visited again. What the skipped leave goes to the
-    others, up to the ceiling. Unseen prompts get initial_rollouts at least, as far as the total allows.
+    prompts (U(ceiling) < 1/4) are skipped; as their evidence fades, they are visited again. What the skipped leave
+    goes to the others, up to the ceiling. Unseen prompts get initial_rollouts at least, as far as the total allows.
 
     Differs from Knapsack RL (arXiv 2509.25849): a posterior in place of the last epoch's rate, and no factor
     p (1 - p)^2.

@@ -1,0 +1,129 @@
+"""Every method on the same trainer, prompts, seeds and number of updates: accuracy, time, kept share, G_t.
+
+    python benchmarks/methods.py headline          # stock TRL against the recommended setting, and what each part adds
+    python benchmarks/methods.py grid              # weighting x tau
+    python benchmarks/methods.py peers             # CPPO, PODS, GRESO, DAPO's dynamic sampling, 2-GRPO, ...
+
+Each cell (method, seed) is a JSON file under runs/bench/methods; a finished one is never run again, so that tables share
+cells and a benchmark can be stopped and started. Prints markdown.
+"""
+
+# ruff: noqa: E402  (settings that torch reads when it is loaded come first)
+
+from fastrl.cli import set_environment
+
+set_environment()
+
+import argparse
+import dataclasses
+import warnings
+from pathlib import Path
+
+import numpy as np
+from time_to_accuracy import Cells, compare
+
+from fastrl.bench.cells import curve, run_cell, stock_with
+from fastrl.bench.recipe import Recipe, read_recipe
+from fastrl.bench.stats import NUM_LAST, final_accuracy
+from fastrl.bench.training import Method, warm_up
+from fastrl.report.console import RunProgress
+
+RECIPES = Path("recipes/testbed")
+PEERS = (
+    "cppo", "pods", "greso", "dapo_dynamic", "advantage_only", "random", "two_grpo", "logdet", "leverage", "per_prompt",
+)  # fmt: skip
+
+
+def from_recipe(name: str, key: str | None = None, label: str | None = None, **fastrl: object) -> Method:
+    """A method from its recipe: FastRL's settings and the trainer keys in which it differs from the quickstart."""
+    base, recipe = read_recipe(RECIPES / "quickstart.yaml"), read_recipe(RECIPES / f"{name}.yaml")
+    differing = {k: v for k, v in recipe.trainer.items() if base.trainer.get(k) != v}
+    return Method(
+        key=key or name,
+        label=label or name,
+        fastrl=dataclasses.replace(recipe.fastrl, **fastrl),  # type: ignore[arg-type]
+        trainer=differing,
+    )
+
+
+def methods_of(table: str, recipe: Recipe) -> list[Method]:
+    """The methods of a table; the first is what the others are compared with."""
+    stock = stock_with(recipe, 8)
+    unbiased = from_recipe("unbiased", label="unbiased + discovery")
+    if table == "headline":
+        return [
+            stock,
+            unbiased,
+            *(stock_with(recipe, g) for g in (5, 4)),
+            from_recipe("unbiased", "unbiased-fixed", "unbiased, G = 8", budget="fixed"),
+        ]
+    if table == "grid":
+        return [stock] + [
+            from_recipe(
+                "unbiased", f"w{weighting}-tau{tau}", f"weighting {weighting:g}, tau {tau:g}",
+                weighting=weighting, tau=tau, budget="fixed",
+            )
+            for weighting in (0.0, 0.5, 1.0)
+            for tau in (0.4, 0.8, 1.0)
+        ]  # fmt: skip
+    published = Method(key="published", label="published (mdap + ars)", fastrl=recipe.fastrl)
+    return [stock, published, unbiased, *(from_recipe(name) for name in PEERS)]
+
+
+def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
+    """One row per method, with intervals over seeds."""
+    baseline = methods[0].key
+    _, speedups = compare(cells, baseline, accuracy)
+    lines = [
+        "| method | final accuracy (range) | s / step | speed-up [95 %] | never | equal steps | kept | G_t mean |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for method in methods:
+        row = cells[method.key]
+        final = [final_accuracy(curve(cell, accuracy)) for cell in row]
+        train_s = np.array([cell["summary"]["train_s"] for cell in row])
+        base_s = np.array([cell["summary"]["train_s"] for cell in cells[baseline]])
+        rollouts = [cell["summary"]["rollouts"] for cell in row]
+        kept = np.mean([r["trained"] / r["generated"] for r in rollouts])
+        per_prompt = np.mean([[step[1] for step in cell["steps"]] for cell in row])
+        s = speedups[method.key]
+        ratio = f"{s.ratio:.2f} [{s.low:.2f}, {s.high:.2f}]" if s.num_pairs > 1 else "-"
+        lines.append(
+            f"| {method.label} | {np.mean(final):.1%} ({min(final):.1%} - {max(final):.1%}) "
+            f"| {np.median([cell['summary']['step_s'] for cell in row]):.2f} "
+            f"| {'1' if method.key == baseline else ratio} | {s.num_never} of {len(row)} "
+            f"| {np.exp(np.mean(np.log(base_s / train_s))):.2f} | {kept:.0%} | {per_prompt:.1f} |"
+        )
+    num = cells[baseline][0]["evaluations"][0]["num"]
+    lines += [
+        "",
+        f"Held-out {accuracy} accuracy on {num} problems, {len(cells[baseline])} seeds. Speed-up: training seconds until "
+        f"{methods[0].label}'s final accuracy (its last {NUM_LAST} evaluations, per seed), paired by seed, geometric mean "
+        "and bootstrap interval over seeds; never: seeds that did not reach it, left out. Equal steps: seconds of the same "
+        "number of updates.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("table", choices=["headline", "grid", "peers"])
+    parser.add_argument("--set", nargs="*", default=[], help="key=value changes of the quickstart recipe")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/methods"))
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    recipe = read_recipe(RECIPES / "quickstart.yaml", args.set)
+    methods = methods_of(args.table, recipe)
+    warm_up(recipe)
+    cells: Cells = {method.key: [] for method in methods}
+    for seed in range(args.seeds):  # seeds outside: a drift of the machine falls on all methods alike
+        for method in methods:
+            print(f"seed {seed}, {method.label}", flush=True)
+            cells[method.key].append(run_cell(args.out, recipe, method, seed=seed, progress=RunProgress()))
+    for accuracy in ("greedy", "sampled"):
+        print(markdown(methods, cells, accuracy), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
