@@ -4,8 +4,8 @@
     python benchmarks/methods.py grid              # weighting x tau
     python benchmarks/methods.py peers             # CPPO, PODS, GRESO, DAPO's dynamic sampling, 2-GRPO, ...
 
-Each cell (method, seed) is a JSON file under runs/bench/methods; a finished one is never run again, so that tables share
-cells and a benchmark can be stopped and started. Prints markdown.
+Each cell (method, seed) is a JSON file under runs/bench/methods; a finished one is never run again, so that tables
+share cells and a benchmark can be stopped and started. Prints markdown.
 """
 
 # ruff: noqa: E402  (settings that torch reads when it is loaded come first)
@@ -97,10 +97,10 @@ def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
     num = cells[baseline][0]["evaluations"][0]["num"]
     lines += [
         "",
-        f"Held-out {accuracy} accuracy on {num} problems, {len(cells[baseline])} seeds. Speed-up: training seconds until "
-        f"{methods[0].label}'s final accuracy (its last {NUM_LAST} evaluations, per seed), paired by seed, geometric mean "
-        "and bootstrap interval over seeds; never: seeds that did not reach it, left out. Equal steps: seconds of the same "
-        "number of updates.",
+        f"Held-out {accuracy} accuracy on {num} problems, {len(cells[baseline])} seeds. Speed-up: training seconds "
+        f"until the final accuracy of {methods[0].label} (its last {NUM_LAST} evaluations, per seed), paired by seed, "
+        "geometric mean and bootstrap interval over seeds; never: seeds that did not reach it, left out. Equal steps: "
+        "seconds of the same number of updates.",
     ]
     return "\n".join(lines)
 

@@ -155,3 +155,11 @@ class Selection:
     def num_kept(self) -> int:
         """The retained count G' of the paper, before any alignment."""
         return int(self.keep_G.sum())
+
+    def push_G(self, advantages_G: np.ndarray) -> np.ndarray:
+        """(G,) what each rollout's log-probs are multiplied with: weight times advantage.
+
+        Args:
+            advantages_G: The group's.
+        """
+        return self.weight_G * (advantages_G if self.advantages_G is None else self.advantages_G)

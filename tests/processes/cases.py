@@ -194,6 +194,16 @@ OTHER = {
     },
     "ragged-pruned": functools.partial(train, choose=UNEVEN, **RAGGED),
     "reference": functools.partial(with_reference, choose=UNEVEN, **SCHEDULES["two_iterations"]),
+    **{  # waves: rows of a rank are no longer one contiguous slice of the round
+        name: functools.partial(train, config=config, dataset=text_dataset(24), gradient_accumulation_steps=2)
+        for name, config in {
+            "dynamic": FastRLConfig(
+                pruner="none", budget="fixed", refill="signal", zero_variance="drop", denominator="live",
+                align="dummy",
+            ),
+            "cppo": FastRLConfig(pruner="top_advantage", budget="fixed", refill="kept", align="dummy"),
+        }.items()
+    },
     "shrink": functools.partial(
         train, config=replace(KEEP_ALL, micro_batches="shrink"), choose=UNEVEN,
         gradient_accumulation_steps=2,

@@ -1,11 +1,13 @@
 """The command line: its frozen surface, its errors, its start-up, and what the doctor finds."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,9 +18,14 @@ from fastrl.types import NoSignalError
 
 COMMANDS = {
     "train": {"--set", "--out"},
+    "simulate": {"--settings", "--seed", "--draws", "--steps", "--rollouts", "--out"},
+    "diagnose": {
+        "--settings", "--model", "--data", "--gram", "--prompts", "--rollouts", "--share", "--parameters",
+        "--coordinates", "--ngram", "--seed", "--out",
+    },
     "config": {"--check", "--print-defaults", "--no-print-defaults"},
     "doctor": {"--recipe"},
-}
+}  # fmt: skip
 """Users' scripts hold these words: adding one is a decision, removing one breaks somebody."""
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "matplotlib", "numpy", "yaml", "rich.progress")
@@ -194,3 +201,58 @@ def test_a_step_without_any_reward_is_shown_as_such():
 
     assert describe_step({"reward": None, "step_s": 1.0}, 1.0).startswith("reward -")
     assert describe_step({"reward": 0.5, "step_s": 1.0}, 1.0).startswith("reward 0.500")
+
+
+def test_simulate_writes_a_result_and_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    (tmp_path / "mine.yaml").write_text("budget: fixed\ntau: 0.4\n", encoding="utf-8")
+    out = tmp_path / "out"
+    arguments = [
+        "--settings",
+        str(tmp_path / "mine.yaml"),
+        "--draws",
+        "20",
+        "--steps",
+        "4",
+        "--out",
+        str(out),
+    ]
+    assert run(monkeypatch, "simulate", *arguments) == 0
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert list(result["configs"]) == ["mine"]
+    assert (out / "simulation.png").stat().st_size > 10_000
+    assert "mine" in capsys.readouterr().out
+
+
+def test_diagnose_reads_gradients_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(4, 3))
+    record = {
+        "prompt": "q", "completions": [[1, 2], [1, 3], [4], [5, 6]], "rewards": [1, 0, 1, 0],
+        "gram": (features @ features.T).tolist(),
+    }  # fmt: skip
+    (tmp_path / "gram.json").write_text(json.dumps([record]), encoding="utf-8")
+    out = tmp_path / "out"
+    assert (
+        run(
+            monkeypatch,
+            "diagnose",
+            "--gram",
+            str(tmp_path / "gram.json"),
+            "--share",
+            "0.5",
+            "--out",
+            str(out),
+        )
+        == 0
+    )
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert result["pruners"]["none"]["cosine"]["mean"] == pytest.approx(1.0)
+    assert set(result["similarities"]) == {"jaccard", "centred"}, "no log-probs and no sketches in this file"
+    assert (out / "diagnosis.png").stat().st_size > 10_000
+
+
+def test_diagnose_wants_a_model_and_its_data_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+):
+    assert run(monkeypatch, "diagnose", "--model", "mine", "--out", str(tmp_path)) == 2
+    assert "--model and --data belong together" in capsys.readouterr().err

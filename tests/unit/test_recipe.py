@@ -84,7 +84,7 @@ def test_what_is_written_down_reads_back_the_same(tmp_path: Path):
         ("fastrl: {taau: 0.5}", "Did you mean 'tau'"),
         ("fastrl: {tau: 2}", r"tau: 2 is outside \[0, 1\]"),
         ("baseline: both", "baseline: 'both' is neither true nor false"),
-        ("- a\n- b", "expected `key: value` lines, found a list"),
+        ("- a\n- b", "expected a mapping of `key: value` lines, found a list"),
         ("a: [1", "not valid YAML"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
@@ -130,3 +130,26 @@ def test_a_file_of_settings_or_of_another_script_is_checked_too(tmp_path: Path):
     assert check_file(write(tmp_path, "model_name_or_path: x\nfastrl: {tau: 0.3}"))["tau"] == 0.3
     with pytest.raises(ConfigError, match="Did you mean 'tau'"):
         check_file(write(tmp_path, "taau: 0.4"))
+
+
+def test_a_recipe_changes_its_base(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text(
+        "seed: 3\nlearning_rate: 0.1\nfastrl: {tau: 0.5, ngram: 2}\n", encoding="utf-8"
+    )
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\nseed: 4\nfastrl: {tau: 0.6}\n", encoding="utf-8")
+    assert read_yaml(tmp_path / "mine.yaml") == {
+        "seed": 4, "learning_rate": 0.1, "fastrl": {"tau": 0.6, "ngram": 2},
+    }  # fmt: skip
+
+
+def test_a_recipe_that_is_its_own_base_is_refused(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"base: is a circle.*a\.yaml -> .*b\.yaml"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_a_missing_base_is_named(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("base: nowhere.yaml\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        read_yaml(tmp_path / "a.yaml")

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrl.similarity import jaccard_distance, jaccard_distances, mean_similarity, ngram_set
+from fastrl import Group, GroupError
+from fastrl.similarity import SIMILARITIES, jaccard_distance, jaccard_distances, mean_similarity, ngram_set
 
 
 def test_ngrams_are_a_set_without_counts():
@@ -94,3 +95,66 @@ def test_mean_similarity_counts_pairs_inside_classes_only():
 def test_mean_similarity_without_a_pair_is_nan():
     assert np.isnan(mean_similarity(np.zeros((2, 2)), [[0], [1]]))
     assert np.isnan(mean_similarity(np.zeros((0, 0)), []))
+
+
+def group(tokens, **more):
+    return Group(prompt_id="q", tokens_G=tokens, rewards_G=np.zeros(len(tokens)), **more)
+
+
+def test_centred_cosines_by_hand():
+    # Counts of (1, 2): (2, 0), (0, 2), (1, 1); their mean is (1, 1), so the features are (1, -1), (-1, 1), 0.
+    cosines = SIMILARITIES["centred"](group([[1, 1], [2, 2], [1, 2]]), 1)
+    assert cosines == pytest.approx(np.array([[1, -1, 0], [-1, 1, 0], [0, 0, 1]]))
+
+
+def test_centred_cosines_count_repetitions_where_sets_do_not():
+    twice = group([[1, 2, 2, 2], [1, 1, 1, 2], [7, 7]])
+    assert SIMILARITIES["jaccard"](twice, 1)[0, 1] == 1.0
+    assert SIMILARITIES["centred"](twice, 1)[0, 1] < 0.8
+
+
+def test_copies_have_similarity_one_even_where_all_are_copies():
+    for name in ("jaccard", "centred"):
+        assert SIMILARITIES[name](group([[1, 2]] * 3), 1) == pytest.approx(np.ones((3, 3)))
+
+
+def test_surprisal_leaves_out_what_the_policy_was_sure_of():
+    # The first token is certain: only the second counts, which rollouts 0 and 1 share.
+    sure = group([[1, 5], [2, 5], [3, 6]], logps_G=[[0.0, -2.0]] * 3)
+    assert SIMILARITIES["surprisal"](sure, 1)[0, 1] == pytest.approx(1.0)
+    assert SIMILARITIES["centred"](sure, 1)[0, 1] < 0.5
+
+
+def test_surprisal_of_an_ngram_is_that_of_its_last_token():
+    logps = [[-9.0, -1.0, -2.0], [-9.0, -1.0], [-3.0]]
+    weighted = group([[1, 2, 3], [1, 2], [4]], logps_G=logps)
+    # Bigrams (1,2): 1, 1, 0; (2,3): 2, 0, 0; the short one, (4): 0, 0, 3.
+    counts = np.array([[1, 2, 0], [1, 0, 0], [0, 0, 3]]) - np.array([2 / 3, 2 / 3, 1])
+    norms = np.linalg.norm(counts, axis=1)
+    assert SIMILARITIES["surprisal"](weighted, 2) == pytest.approx(counts @ counts.T / np.outer(norms, norms))
+
+
+def test_sketches_give_their_cosines():
+    sketched = group([[1], [2]], sketch_G=np.array([[3.0, 4.0], [4.0, 3.0]]))
+    assert SIMILARITIES["gradient"](sketched, 1)[0, 1] == pytest.approx(24 / 25)
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("surprisal", "use_vllm"), ("gradient", "sketch_G")])
+def test_what_a_similarity_lacks_is_named(name, remedy):
+    with pytest.raises(GroupError, match=remedy):
+        SIMILARITIES[name](group([[1], [2]]), 1)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=6), st.integers(1, 3))
+def test_every_similarity_is_symmetric_bounded_and_positive_semidefinite(responses, n):
+    rng = np.random.default_rng(0)
+    logps = [(-rng.random(len(tokens))).tolist() for tokens in responses]
+    full = group(responses, logps_G=logps, sketch_G=rng.normal(size=(len(responses), 3)))
+    for name, similarity in SIMILARITIES.items():
+        matrix = similarity(full, n)
+        assert matrix.shape == (len(responses),) * 2
+        assert matrix == pytest.approx(matrix.T)
+        assert np.abs(matrix).max() <= 1.0
+        assert matrix.diagonal() == pytest.approx(np.ones(len(responses)))
+        assert np.linalg.eigvalsh(matrix).min() > -1e-6, name

@@ -5,8 +5,9 @@ The inputs are groups and, for each, the Gram matrix <g_i, g_j> of its rollouts'
 per group and then averaged over groups.
 """
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,21 @@ from fastrl.bench.faithfulness import Score, faithfulness, score_selection
 from fastrl.config import FastRLConfig
 from fastrl.method import FastRL, select
 from fastrl.pruners import PRUNERS
+from fastrl.similarity import SIMILARITIES
 from fastrl.types import ConfigError, Group, GroupError
 
-__all__ = ["Score", "Similarity", "at_share", "diagnose", "read_gram", "score_selection", "write_gram"]
+__all__ = [
+    "Score",
+    "Similarity",
+    "at_share",
+    "default_configs",
+    "default_similarities",
+    "diagnose",
+    "measure",
+    "read_gram",
+    "score_selection",
+    "write_gram",
+]
 
 STATES = ("signal", "zero_variance", "unscorable", "cancelled")
 """What a group is: with a gradient; all advantages zero; no reward at all; advantages whose gradients sum to zero."""
@@ -92,6 +105,82 @@ def diagnose(
             for name, config in configs.items()
         },
     }
+
+
+def default_configs() -> dict[str, FastRLConfig]:
+    """Return every pruner as published and, where it takes weights, unbiased; and what else is recommended."""
+    unbiased: dict[str, Any] = {
+        "budget": "fixed", "weighting": 1.0, "representative": "random", "denominator": "full", "align": "dummy",
+    }  # fmt: skip
+    configs = {}
+    for name, kind in PRUNERS.items():
+        configs[name] = FastRLConfig(pruner=name, budget="fixed")
+        if "weighting" in kind.options:
+            configs[f"{name}, unbiased"] = FastRLConfig(pruner=name, **unbiased)
+    for tau in (0.1, 0.4):
+        configs[f"mdap {tau:g}, unbiased"] = FastRLConfig(tau=tau, **unbiased)
+    configs["mdap, unbiased, centred"] = FastRLConfig(similarity="centred", **unbiased)
+    configs["logdet, centred, matched"] = FastRLConfig(
+        pruner="logdet", budget="fixed", similarity="centred", match_weights=True, tau=0.1
+    )
+    return configs
+
+
+def default_similarities(groups: Sequence[Group], ngram: int) -> dict[str, Similarity]:
+    """Return the similarities that these groups have the data for, by name."""
+    has = {
+        "surprisal": all(group.logps_G is not None for group in groups),
+        "gradient": all(group.sketch_G is not None for group in groups),
+    }
+    return {
+        name: functools.partial(_with_ngram, similarity, ngram)
+        for name, similarity in SIMILARITIES.items()
+        if has.get(name, True)
+    }
+
+
+def _with_ngram(similarity: Callable[[Group, int], np.ndarray], ngram: int, group: Group) -> np.ndarray:
+    return similarity(group, ngram)
+
+
+def measure(
+    *,
+    model: str | None,
+    data: Path | None,
+    gram: Path | None,
+    testbed: tuple[int, int],
+    out: Path,
+    **gradients: Any,
+) -> tuple[list[Group], list[np.ndarray]]:
+    """Return groups and Gram matrices: from a file, from a model and its rollouts, or from the testbed.
+
+    What is computed is kept in `out`/gram.json.
+
+    Args:
+        model, data: A causal language model and JSON lines of its rollouts (`fastrl.bench.rollouts`).
+        gram: File of Gram matrices.
+        testbed: (prompts, rollouts per prompt), where none of the three is given.
+        gradients: As `fastrl.bench.gradients.gram_matrices` takes them.
+    """
+    if gram is not None and (model or data):
+        raise ConfigError("--gram brings gradients along: leave out --model and --data, or --gram.")
+    if gram is not None:
+        return read_gram(gram)
+    if (model is None) != (data is None):
+        raise ConfigError(
+            "--model and --data belong together: the gradients are those of the model on the rollouts in the data. "
+            "Give both, or none for the testbed."
+        )
+    from fastrl.bench import gradients as g
+    from fastrl.bench.rollouts import read_sample
+
+    if model is not None and data is not None:
+        sample = read_sample(model, data)
+    else:
+        sample = g.testbed_rollouts(*testbed, seed=gradients["seed"])
+    grams = g.gram_matrices(sample.model, sample.rollouts_PG, **gradients)
+    write_gram(out / "gram.json", sample.groups, grams)
+    return sample.groups, grams
 
 
 def at_share(

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastrl.config import FastRLConfig
 from fastrl.method import select
-from fastrl.types import Group
+from fastrl.types import Group, Selection
 
 
 class Score(NamedTuple):
@@ -79,7 +79,7 @@ def faithfulness(
         rng = np.random.default_rng([seed, draw, 0])
         chance = np.random.default_rng([seed, draw, 1])
         for p, selection in enumerate(select(groups, config, rng=rng)):
-            weights[p][draw] = selection.weight_G
+            weights[p][draw] = _weights(groups[p], selection)
             twins[p][draw] = _random_twin(selection.weight_G, groups[p].scorable_G, chance)
             num_kept[draw, p] = selection.num_kept
     own = [_scores(groups[p], grams[p], weights[p]) for p in signal]
@@ -95,6 +95,15 @@ def faithfulness(
         **{f"{name}_gain": _mean_se(gain[name] for gain in gains) for name in ("cosine", "error")},
         "bias": math.sqrt(max(0.0, float(np.mean([s["bias_square"] for s in own])))) if own else None,
     }
+
+
+def _weights(group: Group, selection: Selection) -> np.ndarray:
+    """Weights on the group's own advantages; those of PODS, which has its own, are expressed in them."""
+    advantages_G = group.advantages_G
+    assert advantages_G is not None
+    push_G = selection.push_G(advantages_G)
+    is_zero_G = advantages_G == 0
+    return np.where(is_zero_G, selection.weight_G, push_G / np.where(is_zero_G, 1.0, advantages_G))
 
 
 def _random_twin(weight_G: np.ndarray, scorable_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -154,7 +154,8 @@ def _gradient(
     push_PK = np.zeros_like(probs_PK)
     for group, selection in zip(groups, selections, strict=True):
         modes_G = [_MODE_OF[tuple(tokens)] for tokens in group.tokens_G]
-        push_G = selection.weight_G * group.advantages_G
+        assert group.advantages_G is not None
+        push_G = selection.push_G(group.advantages_G)
         push_PK[int(group.prompt_id)] = np.bincount(modes_G, push_G, len(MODES))
     keep_N = np.concatenate([selection.keep_G for selection in selections])
     live_N = np.concatenate([np.full(group.num_rollouts, np.any(group.advantages_G)) for group in groups])

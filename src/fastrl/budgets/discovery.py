@@ -40,6 +40,9 @@ class Discovery:
     signal count 0) and over past steps with a discount. Beyond the present G, K is extended by one: increments of a
     mixture of Bernoulli draws form a moment sequence, so D(m) >= D(m-1)^2 / D(m-2), and that bound is taken.
 
+    A group of two says nothing about a third rollout (K(3) = 1.5 K(2) for two classes, whatever the success rate), so
+    at `min_rollouts: 2` and no fixed costs G stays there; a floor of 3 or 4 lets it grow back.
+
     On a stationary policy G is stationary. Decisions use past steps only, so no stopping bias arises.
 
     Args:

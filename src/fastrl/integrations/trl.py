@@ -329,11 +329,11 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         # TRL permutes each round's rows here. Drawing the same numbers keeps the random state, and so
         # the next round's samples, what they are without FastRL.
         torch.randperm(len(batches[0]["advantages"]))
-        weight_N = np.concatenate([selection.weight_G for selection in aligned])
-        advantage_N = np.concatenate(
+        push_N = np.concatenate(
             [
-                group.advantages_G if selection.advantages_G is None else selection.advantages_G
+                selection.push_G(group.advantages_G)
                 for group, selection in zip(groups, aligned, strict=True)
+                if group.advantages_G is not None
             ]
         )
         return build_micro_batches(
@@ -342,7 +342,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
             plans,
             rows,
             keep_N=keep_N,
-            advantages_N=advantage_N * weight_N,
+            advantages_N=push_N,
             steps_per_generation=self.args.steps_per_generation,
             pad_token_id=self._tokenizer.pad_token_id,
             multiple=self.pad_to_multiple_of,
