@@ -51,13 +51,16 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(READY)         ## the figures of docs/benchmarks.md (about an hour on two cores)
+bench: $(READY)         ## the figures of docs/benchmarks.md (three hours on two cores)
 	$(BIN)/python benchmarks/selection_cost.py
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
 	$(BIN)/python benchmarks/two_processes.py
 	$(BIN)/python benchmarks/deferral.py
 	$(BIN)/python benchmarks/peak_memory.py
+	$(BIN)/python benchmarks/methods.py headline
+	$(BIN)/python benchmarks/methods.py grid
+	$(BIN)/python benchmarks/methods.py peers
 
 clean:
 	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

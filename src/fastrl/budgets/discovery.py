@@ -1,21 +1,23 @@
 """A global G_t that follows what sampling yields: rarefaction of past clusters against the cost of a rollout.
 
-For a group of G rollouts with clusters C of sizes n_C inside classes of equal advantage of sizes n_k, a random
-subset of m of them would have held
+For a group of G rollouts with clusters C of sizes n_C, classes k of equal advantage of sizes n_k, n_Ck the size of
+their overlap, and u unscorable rollouts, a random subset of m of them would have held
 
-    K(m) = sum_C P(C is hit) - P(C is hit and all m lie in its class)
-         = sum_C [1 - C(G - n_C, m) / C(G, m)] - [C(n_k, m) - C(n_k - n_C, m)] / C(G, m)
+    K(m) = sum_C P(C is hit) - sum_k P(C is hit and all that is scorable lies in k)
+         = sum_C [1 - C(G - n_C, m) / C(G, m)] - sum_k [C(n_k + u, m) - C(n_k + u - n_Ck, m)] / C(G, m)
 
 distinct useful rollouts. Differs from plain rarefaction in the second term: a subset of one class has zero variance and
-teaches nothing. Comparing at the same m takes out that a smaller G finds less.
+teaches nothing, and an unscorable rollout gives it nothing to compare with. MDAP's clusters lie inside one class, so
+one k is left of the sum; those of other pruners may span several. Comparing at the same m takes out that a smaller G
+finds less.
 """
 
 from collections.abc import Mapping, Sequence
-from math import comb
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fastrl.advantages import advantage_classes
 from fastrl.budgets.base import check_keys, equal_prompt_weights
 from fastrl.types import Group, Selection
 
@@ -91,10 +93,13 @@ class Discovery:
     ) -> None:
         self._yield_sum *= _DISCOUNT
         self._yield_weight *= _DISCOUNT
-        for group, selection in zip(groups, selections, strict=True):
+        curves_PM = np.zeros((len(groups), self.num_rollouts + 1))
+        for p, (group, selection) in enumerate(zip(groups, selections, strict=True)):
             curve = useful_rollouts(group, selection)[: self.num_rollouts + 1]
-            self._yield_sum[: len(curve)] += curve
+            curves_PM[p, : len(curve)] = curve
             self._yield_weight[: len(curve)] += 1.0
+        # Sorted: the order of the groups must not even change the rounding.
+        self._yield_sum += np.sort(curves_PM, axis=0).sum(axis=0)
         self._costs.observe(groups, selections, seconds)
         self.groups_since_move += len(groups)
         if self.groups_since_move >= _LEAST_GROUPS:
@@ -146,10 +151,12 @@ class Discovery:
         check_keys(state, self.state_dict(), "discovery budget")
         costs = _Costs()
         costs.load_state_dict(state["costs"])
-        self.current, self.groups_since_move = int(state["current"]), int(state["groups_since_move"])
-        self._yield_sum = np.array(state["yield_sum"], dtype=np.float64)
-        self._yield_weight = np.array(state["yield_weight"], dtype=np.float64)
-        self._costs = costs
+        current, groups_since_move = int(state["current"]), int(state["groups_since_move"])
+        yield_sum = np.array(state["yield_sum"], dtype=np.float64)
+        yield_weight = np.array(state["yield_weight"], dtype=np.float64)
+        # All of it could be read: only now does anything change.
+        self.current, self.groups_since_move, self._costs = current, groups_since_move, costs
+        self._yield_sum, self._yield_weight = yield_sum, yield_weight
 
     def metrics(self) -> dict[str, float]:
         curve, (price, _) = self.expected_yield(), self._prices()
@@ -164,23 +171,33 @@ class Discovery:
 def useful_rollouts(group: Group, selection: Selection) -> np.ndarray:
     """Return K(m) for m = 0 .. G of one group; zeros where it has no signal or nothing is kept.
 
-    An unscorable rollout takes a place in a subset and is in no class.
+    An unscorable rollout takes a place in a subset, is in no cluster, and gives nothing to compare with.
     """
     num = group.num_rollouts
     curve = np.zeros(num + 1)
     advantages_G = group.advantages_G
     if advantages_G is None or not advantages_G.any():
         return curve
+    inside = _chances_inside(num)
+    classes = advantage_classes(advantages_G, group.scorable_G, _SAME_ADVANTAGE)
+    class_G = np.full(num, -1)
+    for k, members in enumerate(classes):
+        class_G[members] = k
+    # Sets without variance: a class, with all that cannot be scored.
+    silent_K = np.bincount(class_G[class_G >= 0]) + int((class_G < 0).sum())
     for i in np.flatnonzero(selection.keep_G):
-        same_class = group.scorable_G & (np.abs(advantages_G - advantages_G[i]) <= _SAME_ADVANTAGE)
-        in_cluster, in_class = int((selection.cluster_G == i).sum()), int(same_class.sum())
-        # Of a cluster that spans several advantages, members of other classes: all count to the class.
-        in_class = max(in_class, in_cluster)
-        for m in range(1, num + 1):
-            hit = 1.0 - comb(num - in_cluster, m) / comb(num, m)
-            useless = (comb(in_class, m) - comb(in_class - in_cluster, m)) / comb(num, m)
-            curve[m] += hit - useless
+        overlap_K = np.bincount(class_G[selection.cluster_G == i], minlength=len(classes))
+        useless_KM = inside[silent_K] - inside[silent_K - overlap_K]
+        curve += 1.0 - inside[num - overlap_K.sum()] - useless_KM.sum(axis=0)
+    curve[:2] = 0.0  # but for rounding: one rollout alone has no baseline
     return curve
+
+
+def _chances_inside(num: int) -> np.ndarray:
+    """(G + 1, G + 1): C(k, m) / C(G, m), the chance that all m of a random subset lie among k given rollouts."""
+    k, i = np.arange(num + 1)[:, None], np.arange(num)
+    factors = np.maximum(k - i, 0) / (num - i)
+    return np.hstack([np.ones((num + 1, 1)), np.cumprod(factors, axis=1)])
 
 
 class _Costs:

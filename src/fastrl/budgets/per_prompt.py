@@ -1,5 +1,6 @@
 """Rollouts dealt out to prompts: the same total in every step, most where a group is likely to teach something."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -75,12 +76,25 @@ class PerPrompt:
             for p in unseen[: max(left, 0)]:
                 counts_P[p] += 1
                 left -= 1
-        for _ in range(max(left, 0)):
-            open_ = [p for p in sampled if counts_P[p] < self.num_rollouts]
-            if not open_:
-                break
-            counts_P[max(open_, key=lambda p: gains_PN[p, counts_P[p]])] += 1
+        self._deal(counts_P, gains_PN, sampled, left)
         return counts_P
+
+    def _deal(self, counts_P: np.ndarray, gains_PN: np.ndarray, sampled: Sequence[int], left: int) -> None:
+        """Give `left` rollouts, one by one, to whom the next gains most; among equals, to the first of `sampled`."""
+        waiting = [
+            (-gains_PN[p, counts_P[p]], rank, p)
+            for rank, p in enumerate(sampled)
+            if counts_P[p] < self.num_rollouts
+        ]
+        heapq.heapify(waiting)
+        while left > 0 and waiting:
+            _, rank, p = waiting[0]
+            counts_P[p] += 1
+            left -= 1
+            if counts_P[p] < self.num_rollouts:
+                heapq.heapreplace(waiting, (-gains_PN[p, counts_P[p]], rank, p))
+            else:
+                heapq.heappop(waiting)
 
     def weights(self, counts_P: np.ndarray) -> np.ndarray:
         return equal_prompt_weights(counts_P, self.num_rollouts)
@@ -128,9 +142,10 @@ class PerPrompt:
             str(key): (float(right), float(wrong), int(since))
             for key, (right, wrong, since) in state["evidence"].items()
         }
-        self.range = OutcomeRange(*state["range"])
-        self.steps_seen, self._evidence = int(state["steps_seen"]), evidence
-        self._skipped_share = float(state["skipped_share"])
+        steps_seen, skipped_share = int(state["steps_seen"]), float(state["skipped_share"])
+        # All of it could be read: only now does anything change.
+        self.range, self.steps_seen = OutcomeRange(*state["range"]), steps_seen
+        self._evidence, self._skipped_share = evidence, skipped_share
 
     def metrics(self) -> dict[str, float]:
         return {
