@@ -88,7 +88,7 @@ def draw_simulation(result: Mapping[str, Any], path: str | Path) -> list[Path]:
         _errors(error, result)
         moving = figure.add_subplot(grid[0, 2])
         _curves(moving, result, "moving", title="$G_t$ while the policy learns")
-        moving.legend(loc="lower left", fontsize=8.5)
+        figure.legend(*moving.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=8.5)
         still = figure.add_subplot(grid[1, 2], sharex=moving)
         _curves(still, result, "still", title="$G_t$ while the policy stands still")
         still.set(xlabel="step")
