@@ -13,8 +13,6 @@ from fastrl.budgets import BUDGETS
 every_budget = pytest.mark.parametrize("name", sorted(BUDGETS))
 IDS = ["a", "b", "c", "d"]
 LOW, HIGH = 2, 8
-
-
 SKIPPING = {"per_prompt", "greso"}
 """Budgets that plan 0 for prompts which they skip."""
 SECONDS = {"generation": 3.0, "update": 2.0, "step": 6.0}
@@ -141,6 +139,56 @@ def test_the_order_of_the_groups_of_a_step_decides_nothing(name):
         assert reverse.plan(IDS, step + 1).tolist() == budget.plan(IDS, step + 1).tolist()
 
 
+@every_budget
+@settings(max_examples=30)
+@given(history=histories, seed=st.integers(0, 99))
+def test_nor_does_it_change_a_digit_of_the_state(name, history, seed):
+    budget, shuffled = new_budget(name), new_budget(name)
+    rng = np.random.default_rng(seed)
+    for step, row in enumerate(history):
+        groups = sampled(IDS, budget.plan(IDS, step), lambda p, i, row=row: row[(p + i) % 4])
+        end_step(budget, groups, SECONDS)
+        end_step(shuffled, [groups[p] for p in rng.permutation(len(groups))], SECONDS)
+    assert json.dumps(shuffled.state_dict(), sort_keys=True) == json.dumps(
+        budget.state_dict(), sort_keys=True
+    )
+
+
+@every_budget
+@settings(max_examples=30)
+@given(history=histories, seed=st.integers(0, 99))
+def test_the_order_of_the_prompts_decides_nothing(name, history, seed):
+    budget = new_budget(name)
+    for step, row in enumerate(history):
+        groups = sampled(IDS, budget.plan(IDS, step), lambda p, i, row=row: row[(p + i) % 4])
+        end_step(budget, groups)
+    ids = [*IDS, "new", "newer"]
+    order = np.random.default_rng(seed).permutation(len(ids))
+    counts = budget.plan(ids, len(history))
+    assert budget.plan([ids[p] for p in order], len(history)).tolist() == counts[order].tolist()
+
+
+@every_budget
+def test_a_prompt_may_occur_twice_in_a_step(name):
+    budget, ids = new_budget(name), ["a", "a", "b", "a"]
+    for step in range(8):
+        counts = budget.plan(ids, step)
+        assert len(counts) == 4
+        assert counts.max() <= HIGH
+        assert counts.max() >= LOW
+        end_step(budget, sampled(ids, counts, lambda p, i: float((p + i) % 3 == 0)))
+
+
+@every_budget
+def test_equal_groups_weigh_what_they_weigh_in_the_engine(name):
+    budget = new_budget(name)
+    assert budget.weights(np.full(5, HIGH)).tolist() == [1.0] * 5
+    assert budget.weights(np.zeros(0, dtype=int)).shape == (0,)
+    weights = budget.weights(np.array([2, 8, 4, 2]))
+    assert (weights > 0).all()
+    assert weights[0] == weights[3], "a weight is a matter of counts alone"
+
+
 # ARS is the documented exception: a clock that shrinks G in the second half (tests/property/test_ars.py).
 # GRESO tosses coins: its next test. per_prompt's evidence saturates, and fades for what it skips: it is stationary
 # up to visits, so in its mean.
@@ -181,6 +229,19 @@ def test_its_state_is_read_strictly(name):
 
 
 @every_budget
+def test_a_state_that_cannot_be_read_changes_nothing(name):
+    written, budget = new_budget(name), new_budget(name)
+    for step in range(4):
+        groups = sampled(IDS, written.plan(IDS, step), lambda p, i: float((p + i) % 3 == 0))
+        end_step(written, groups, SECONDS)
+    before = json.dumps(budget.state_dict())
+    for key in written.state_dict():
+        with pytest.raises((StateError, ValueError, TypeError, AttributeError)):
+            budget.load_state_dict({**written.state_dict(), key: "unreadable"})
+        assert json.dumps(budget.state_dict()) == before
+
+
+@every_budget
 def test_its_metric_keys_do_not_depend_on_data(name):
     budget = new_budget(name)
     keys = list(budget.metrics())
@@ -188,6 +249,7 @@ def test_its_metric_keys_do_not_depend_on_data(name):
         end_step(budget, sampled(IDS, budget.plan(IDS, step), lambda p, i: float(i % 2)))
         assert list(budget.metrics()) == keys
         assert all(isinstance(value, float) for value in budget.metrics().values())
+        assert all(key.startswith("budget/") for key in keys)
 
 
 @every_budget

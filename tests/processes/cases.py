@@ -87,7 +87,7 @@ def train(folder, trainer_class=Fast, *, config=None, choose=None, counts=None, 
     keep = SameOnAllRanks(trainer.accelerator)
     trainer.add_callback(keep)
     if choose:
-        trainer.fastrl.select = choose
+        trainer.fastrl.select = lambda groups, num_prompts=None: choose(groups)
     if counts is not None:
         trainer.fastrl.plan = lambda prompt_ids: np.array(counts)
     trainer.train()

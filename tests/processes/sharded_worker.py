@@ -332,7 +332,7 @@ def steps_of(name: str, engine: dict | None, *, vision=False, choose=None, confi
     parameters.steps.append(whole(trainer.model))
     trainer.add_callback(parameters)
     if choose:
-        trainer.fastrl.select = choose
+        trainer.fastrl.select = lambda groups, num_prompts=None: choose(groups)
     trainer.train()
     check_engine(trainer, is_plain=engine is None)
     return parameters.steps

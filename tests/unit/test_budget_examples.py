@@ -12,6 +12,7 @@ from fastrl.budgets import GRESO, Discovery, PerPrompt
 from fastrl.budgets.base import equal_prompt_weights
 from fastrl.budgets.discovery import useful_rollouts
 from fastrl.budgets.per_prompt import signal_chances
+from fastrl.pruners import keep_none
 
 
 def group(rewards, tokens=None, prompt_id="q"):
@@ -58,6 +59,14 @@ def test_the_yield_of_three_right_copies_and_a_wrong_one():
     # m = 2: of 6 pairs 3 are mixed and hit both clusters. m = 3: 3 of 4 triples are mixed.
     groups, selections = selected([group([1, 1, 1, 0], [[1], [1], [1], [2]])])
     assert useful_rollouts(groups[0], selections[0]) == pytest.approx([0, 0, 1.0, 1.5, 2.0])
+
+
+def test_surplus_groups_say_nothing_about_the_yield():
+    groups, selections = selected([group([1, 0, 0, 0], prompt_id="a"), group([1, 0, 0, 0], prompt_id="b")])
+    alone, beside = Discovery(num_rollouts=4), Discovery(num_rollouts=4)
+    alone.observe(groups[:1], selections[:1])
+    beside.observe(groups, [selections[0], keep_none(groups[1], reason="surplus")])
+    assert beside.expected_yield().tolist() == alone.expected_yield().tolist()
 
 
 def run_discovery(budget, chance_right, steps, *, distinct=1, seed=0):

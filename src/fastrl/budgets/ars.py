@@ -104,11 +104,12 @@ class ARS:
         check_keys(state, self.state_dict(), "ARS budget")
         schedule = {"total_steps": self.total_steps, "steps_per_epoch": self.steps_per_epoch}
         check_unchanged({key: state[key] for key in schedule}, schedule)
-        self.current = int(state["current"])
-        self.reference = None if state["reference"] is None else float(state["reference"])
-        self.steps_seen = int(state["steps_seen"])
-        self._means = [float(v) for v in state["epoch_means"]]
-        self._maxima = [float(v) for v in state["epoch_maxima"]]
+        current, steps_seen = int(state["current"]), int(state["steps_seen"])
+        reference = None if state["reference"] is None else float(state["reference"])
+        means, maxima = ([float(v) for v in state[key]] for key in ("epoch_means", "epoch_maxima"))
+        # All of it could be read: only now does anything change.
+        self.current, self.reference, self.steps_seen = current, reference, steps_seen
+        self._means, self._maxima = means, maxima
 
     def metrics(self) -> dict[str, float]:
         return {

@@ -39,8 +39,11 @@ class Discovery:
         G = argmax_m K(m) / (c_rest + c_gen m + c_upd K(m))
 
     so that the next rollout's yield falls below its cost at the going rate. K is averaged over groups (those without
-    signal count 0) and over past steps with a discount. Beyond the present G, K is extended by one: increments of a
-    mixture of Bernoulli draws form a moment sequence, so D(m) >= D(m-1)^2 / D(m-2), and that bound is taken.
+    signal count 0) and over past steps with a discount. Beyond the present G, K is extended by one increment
+    D(m) = K(m+1) - K(m), taken to be D(m-1) min(1, D(m-1) / D(m-2)). Where every cluster is a whole class this is a
+    lower bound: increments of a mixture of Bernoulli draws form a moment sequence, which is log-convex. Where a class
+    holds many clusters it is a guess, for the second term of K has the other sign: with ten clusters of 1/10 in two
+    classes, K(4) = 3.07 is taken for 3.2. The next groups correct a step up that was not worth it.
 
     A group of two says nothing about a third rollout (K(3) = 1.5 K(2) for two classes, whatever the success rate), so
     at `min_rollouts: 2` and no fixed costs G stays there; a floor of 3 or 4 lets it grow back.
@@ -95,6 +98,10 @@ class Discovery:
         self._yield_weight *= _DISCOUNT
         curves_PM = np.zeros((len(groups), self.num_rollouts + 1))
         for p, (group, selection) in enumerate(zip(groups, selections, strict=True)):
+            if (
+                selection.reason == "surplus"
+            ):  # dropped for want of room: what it would have yielded is unknown
+                continue
             curve = useful_rollouts(group, selection)[: self.num_rollouts + 1]
             curves_PM[p, : len(curve)] = curve
             self._yield_weight[: len(curve)] += 1.0
@@ -128,7 +135,7 @@ class Discovery:
         if len(steps) >= 3 and steps[-2] > 0:  # from K(0) = K(1) = 0: the first increment says nothing
             growth = steps[-1] * min(1.0, steps[-1] / steps[-2])
         elif len(steps):
-            growth = steps[-1] / 2  # one increment alone: at p = 1/2 the next is half of it
+            growth = steps[-1] / 2  # one increment alone: for two classes the next is half of it, whatever p
         curve[seen + 1 :] = curve[seen] + growth
         return curve
 
