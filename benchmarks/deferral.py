@@ -22,7 +22,8 @@ import numpy as np
 from workload import ScriptedLengths, arguments, binary_reward, model, prompts, quiet, tokenizer
 
 from fastrl import FastRLConfig
-from fastrl.bench.run import versions, write_json
+from fastrl.bench.files import write_json
+from fastrl.bench.run import versions
 from fastrl.integrations.trl import FastGRPOTrainer, TimedGRPOTrainer
 
 SHARES = (1.0, 0.75, 0.5, 0.25)

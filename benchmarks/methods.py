@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from time_to_accuracy import Cells, compare
 
-from fastrl.bench.cells import curve, run_cell, stock_with
+from fastrl.bench.cells import curve, run_cells, stock_with
 from fastrl.bench.recipe import Recipe, read_recipe
 from fastrl.bench.stats import NUM_LAST, final_accuracy
-from fastrl.bench.training import Method, warm_up
+from fastrl.bench.training import Method
 from fastrl.report.console import RunProgress
 
 RECIPES = Path("recipes/testbed")
@@ -115,12 +115,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     recipe = read_recipe(RECIPES / "quickstart.yaml", args.set)
     methods = methods_of(args.table, recipe)
-    warm_up(recipe)
-    cells: Cells = {method.key: [] for method in methods}
-    for seed in range(args.seeds):  # seeds outside: a drift of the machine falls on all methods alike
-        for method in methods:
-            print(f"seed {seed}, {method.label}", flush=True)
-            cells[method.key].append(run_cell(args.out, recipe, method, seed=seed, progress=RunProgress()))
+    cells = run_cells(args.out, recipe, methods, num_seeds=args.seeds, progress=RunProgress)
     for accuracy in ("greedy", "sampled"):
         print(markdown(methods, cells, accuracy), end="\n\n")
 

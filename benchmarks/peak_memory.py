@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrl.bench.run import versions, write_json
+from fastrl.bench.files import write_json
+from fastrl.bench.run import versions
 
 SOME_KEPT = {"budget": "fixed", "pruner": "random", "keep_share": 0.4}
 METHODS: dict[str, dict[str, Any] | None] = {

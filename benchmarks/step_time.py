@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from fastrl import FastRLConfig
+from fastrl.bench.files import write_json
 from fastrl.bench.recipe import read_recipe
-from fastrl.bench.run import versions, write_json
+from fastrl.bench.run import versions
 from fastrl.bench.training import STAGES, Method, MethodRun, train_method
 from fastrl.report.console import STAGES as STAGE_NAMES
 

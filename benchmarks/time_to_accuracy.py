@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from fastrl.bench.cells import curve, run_cell, stock_with
+from fastrl.bench.cells import curve, run_cells, stock_with
 from fastrl.bench.recipe import Recipe, read_recipe
 from fastrl.bench.stats import NUM_LAST, Speedup, final_accuracy, paired_speedup, time_to_accuracy
-from fastrl.bench.training import Method, warm_up
+from fastrl.bench.training import Method
 from fastrl.report.console import RunProgress
 
 Cells = dict[str, list[dict[str, Any]]]
@@ -159,12 +159,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     recipe = read_recipe(args.recipe, args.set)
     methods = methods_of(recipe)
-    warm_up(recipe)
-    cells: Cells = {method.key: [] for method in methods}
-    for seed in range(args.seeds):  # seeds outside: a drift of the machine falls on all methods alike
-        for method in methods:
-            print(f"seed {seed}, {method.label}", flush=True)
-            cells[method.key].append(run_cell(args.out, recipe, method, seed=seed, progress=RunProgress()))
+    cells = run_cells(args.out, recipe, methods, num_seeds=args.seeds, progress=RunProgress)
     for accuracy in ("greedy", "sampled"):
         print(markdown(methods, cells, accuracy), end="\n\n")
     print("Figure:", ", ".join(str(file) for file in draw(methods, cells, args.figure)))

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrl.bench.run import versions, write_json
+from fastrl.bench.files import write_json
+from fastrl.bench.run import versions
 
 CASES = ("unpruned", "pruned", "pruned", "unpruned")
 KEPT_OF_RANK = (14, 2)

@@ -77,7 +77,7 @@ def simulate(
     """
     from rich.console import Console
 
-    from fastrl.bench.run import write_json
+    from fastrl.bench.files import write_json
     from fastrl.bench.simulate import simulate as run
     from fastrl.report.simulation import draw_simulation, simulation_table
 
@@ -128,7 +128,7 @@ def diagnose(
 
     from fastrl.bench.diagnose import at_share, default_configs, default_similarities, measure
     from fastrl.bench.diagnose import diagnose as run
-    from fastrl.bench.run import write_json
+    from fastrl.bench.files import write_json
     from fastrl.report.diagnosis import diagnosis_table, draw_diagnosis
 
     out.mkdir(parents=True, exist_ok=True)

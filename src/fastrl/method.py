@@ -75,12 +75,9 @@ class FastRL:
                 "engine samples at most. Raise the engine's number, or lower initial_rollouts."
             )
         kind = BUDGETS[self.config.budget]
-        self.budget: Budget = kind(
-            num_rollouts=ceiling,
-            total_steps=total_steps,
-            steps_per_epoch=steps_per_epoch,
-            **{name: getattr(self.config, name) for name in kind.options},
-        )
+        schedule = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+        options: dict[str, Any] = {**self.config.to_dict(), **schedule}
+        self.budget: Budget = kind(num_rollouts=ceiling, **{name: options[name] for name in kind.options})
         self.step = 0
         self.empty_steps = 0
         self._empty_causes: Counter[str] = Counter()
@@ -111,16 +108,12 @@ class FastRL:
 
     def num_prompts_missing(self, groups: Sequence[Group], num_prompts: int) -> int:
         """Return how many more prompts to sample in this step, given all its groups so far (`refill: signal`)."""
-        has_signal_P = [bool(np.any(group.advantages_G)) for group in self.with_advantages(groups)]
+        has_signal_P = (_with_advantages(group).has_signal for group in groups)
         return num_prompts_missing(self.config.refill, num_prompts, has_signal_P)
 
     def with_advantages(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with advantages over the full group, exactly 0 where there is no signal.
-
-        The engine's own advantages stay as they are in groups with signal. Where the outcomes are
-        all equal, A is 0 however the total reward was shaped; an unscorable rollout has A = 0.
-        """
-        return [_with_advantages(group) for group in groups]
+        """As the function of this name."""
+        return with_advantages(groups)
 
     def select(self, groups: Sequence[Group], *, num_prompts: int | None = None) -> list[Selection]:
         """Select what to train on: one selection per group, advantages computed where missing.
@@ -239,6 +232,15 @@ class FastRL:
         self.step, self.empty_steps, self._empty_causes = step, empty_steps, causes
 
 
+def with_advantages(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with advantages over the full group, exactly 0 where there is no signal.
+
+    The engine's own advantages stay as they are in groups with signal. Where the outcomes are
+    all equal, A is 0 however the total reward was shaped; an unscorable rollout has A = 0.
+    """
+    return [_with_advantages(group) for group in groups]
+
+
 def make_pruner(config: FastRLConfig) -> Pruner:
     """Build the configured pruner with the options it takes."""
     kind = PRUNERS[config.pruner]
@@ -262,7 +264,7 @@ def select(
     rng = rng or np.random.default_rng(config.seed)
     order = canonical_order(groups)
     ready = [_with_advantages(groups[p]) for p in order]
-    zero = [is_zero_variance(_outcomes(group)) for group in ready]
+    zero = [is_zero_variance(group.results_G) for group in ready]
     to_prune = [k for k, is_zero in enumerate(zero) if not (is_zero and config.zero_variance != "keep_one")]
     pruned = iter(make_pruner(config)([ready[k] for k in to_prune], rng=rng))
     chosen: list[Selection | None] = [None] * len(groups)
@@ -282,7 +284,7 @@ def summarize(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[
 
     Counts are per prompt and before any alignment; shares are of all rollouts.
     """
-    return _summary([_with_advantages(group) for group in groups], selections)
+    return _summary(with_advantages(groups), selections)
 
 
 def _summary(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[str, float]:
@@ -302,7 +304,7 @@ def _summary(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[s
         "kept/max": float(kept_P.max()),
         "kept/frac": float(keep_N.mean()),
         "kept/tokens_frac": float(tokens_N[keep_N].sum() / max(tokens_N.sum(), 1)),
-        "frac_zero_variance": float(np.mean([is_zero_variance(_outcomes(group)) for group in groups])),
+        "frac_zero_variance": float(np.mean([is_zero_variance(group.results_G) for group in groups])),
         "frac_unscorable": float(np.mean(np.concatenate([~group.scorable_G for group in groups]))),
         "weight/max": float(weight_N.max()),
         "weight/effective_size": float(kept_weights.sum() ** 2 / max((kept_weights**2).sum(), 1e-300)),
@@ -311,17 +313,13 @@ def _summary(groups: Sequence[Group], selections: Sequence[Selection]) -> dict[s
     }
 
 
-def _outcomes(group: Group) -> np.ndarray:
-    return group.rewards_G if group.outcomes_G is None else group.outcomes_G
-
-
 def _advantages(group: Group) -> np.ndarray:
     assert group.advantages_G is not None
     return group.advantages_G
 
 
 def _with_advantages(group: Group) -> Group:
-    if is_zero_variance(_outcomes(group)):
+    if is_zero_variance(group.results_G):
         advantages_G = np.zeros(group.num_rollouts)
     elif group.advantages_G is None:
         advantages_G = group_advantages(group.rewards_G)
@@ -334,9 +332,9 @@ def _cause(group: Group) -> str:
     """Why a group has no signal, in the words of the message that users read."""
     if not group.scorable_G.any():
         return "unscorable"
-    if _advantages(group).any():
+    if group.has_signal:
         return "signal"
-    values = _outcomes(group)
+    values = group.results_G
     if not is_zero_variance(values):
         return "without any advantage"
     return f"all at {np.nanmean(values):.3g}" if np.isfinite(values).any() else "unscorable"

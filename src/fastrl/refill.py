@@ -11,7 +11,7 @@ All but none also replace skipped prompts. Whatever is sampled, the number of op
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,15 +36,18 @@ def num_prompts_at_first(kind: str, num_prompts: int, keep_share: float) -> int:
     return int(num_prompts / keep_share + 1e-9) if kind == "kept" else num_prompts
 
 
-def num_prompts_missing(kind: str, num_prompts: int, has_signal_P: Sequence[bool]) -> int:
+def num_prompts_missing(kind: str, num_prompts: int, has_signal_P: Iterable[bool]) -> int:
     """Return how many more prompts to sample, given which of those sampled so far have signal.
 
     At most P at a time: the engine's own batch.
     """
-    missing = num_prompts - sum(has_signal_P)
-    if kind != "signal" or missing <= 0:
+    if kind != "signal":
         return 0
-    share = max(sum(has_signal_P), 1) / max(len(has_signal_P), 1)
+    found = list(has_signal_P)
+    missing = num_prompts - sum(found)
+    if missing <= 0:
+        return 0
+    share = max(sum(found), 1) / max(len(found), 1)
     return min(num_prompts, math.ceil(_MARGIN * missing / share))
 
 
@@ -55,7 +58,7 @@ def drop_surplus(
 
     Where no group has signal, the first P stay as they are: the engine's own batch.
     """
-    has_signal_P = np.array([bool(np.any(group.advantages_G)) for group in groups])
+    has_signal_P = np.array([group.has_signal for group in groups])
     wanted_P = has_signal_P if has_signal_P.any() else np.ones_like(has_signal_P)
     is_surplus_P = np.cumsum(wanted_P) > num_prompts
     chosen = []

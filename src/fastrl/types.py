@@ -8,6 +8,7 @@ Shape suffixes, used in the whole package:
     _T   one entry per token of a rollout
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -130,6 +131,16 @@ class Group:
         """(G,) bool: rollouts that have a reward."""
         return ~np.isnan(self.rewards_G)
 
+    @property
+    def results_G(self) -> np.ndarray:
+        """(G,) what decides success and zero variance: the outcomes where there are some, else the rewards."""
+        return self.rewards_G if self.outcomes_G is None else self.outcomes_G
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any rollout has an advantage. False as long as there are no advantages."""
+        return self.advantages_G is not None and bool(self.advantages_G.any())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -156,10 +167,18 @@ class Selection:
         """The retained count G' of the paper, before any alignment."""
         return int(self.keep_G.sum())
 
-    def push_G(self, advantages_G: np.ndarray) -> np.ndarray:
+    def push_G(self, group: Group) -> np.ndarray:
         """(G,) what each rollout's log-probs are multiplied with: weight times advantage.
 
         Args:
-            advantages_G: The group's.
+            group: The one that was selected from, with advantages.
         """
-        return self.weight_G * (advantages_G if self.advantages_G is None else self.advantages_G)
+        advantages_G = group.advantages_G if self.advantages_G is None else self.advantages_G
+        assert advantages_G is not None
+        return self.weight_G * advantages_G
+
+
+def prompt_entropy(prompt_id: str) -> int:
+    """Return a number that seeds a generator of a prompt's own: the same on every machine and in every run."""
+    digest = hashlib.blake2b(prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

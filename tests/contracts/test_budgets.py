@@ -20,8 +20,8 @@ SECONDS = {"generation": 3.0, "update": 2.0, "step": 6.0}
 
 def new_budget(name):
     kind = BUDGETS[name]
-    options = {option: getattr(FastRLConfig(), option) for option in kind.options}
-    return kind(num_rollouts=HIGH, total_steps=40, steps_per_epoch=3, **options)
+    given = {**FastRLConfig().to_dict(), "total_steps": 40, "steps_per_epoch": 3}
+    return kind(num_rollouts=HIGH, **{option: given[option] for option in kind.options})
 
 
 def sampled(ids, counts, rewards_of):

@@ -1,16 +1,10 @@
-"""Quick and quiet trainers: one thread for tiny models, and a garbage collector that skips the libraries."""
-
-import gc
+"""Quick and quiet trainers for all tests of this folder."""
 
 import pytest
-import torch
+from small_machine import small_machine
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_machine():
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    gc.collect()
-    gc.freeze()  # accelerate collects after every run; torch's and transformers' objects need no look
-    yield
-    gc.unfreeze()
+    with small_machine():
+        yield

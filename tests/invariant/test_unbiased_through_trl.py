@@ -7,7 +7,6 @@ the same rollouts, must be caught. `test_closed_forms` says the same exactly, wi
 """
 
 import functools
-import gc
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from small_machine import small_machine  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 from trl_support import (  # noqa: E402
     Scripted,
@@ -84,13 +84,8 @@ each of the 9 cases, an honest estimator fails this file for one choice of the s
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_machine():
-    """One thread for a tiny model, and a garbage collector that skips the libraries."""
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with small_machine():
+        yield
 
 
 class OffPolicy(GRPOTrainer):

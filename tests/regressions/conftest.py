@@ -4,7 +4,6 @@ The names say which report (project, number, what must hold). Tests of the core 
 that need an engine are skipped without TRL.
 """
 
-import gc
 from importlib.util import find_spec
 
 import pytest
@@ -12,15 +11,10 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_machine():
-    """One thread for tiny models, and a garbage collector that skips the libraries."""
     if find_spec("torch") is None:
         yield
         return
-    import torch
+    from small_machine import small_machine
 
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with small_machine():
+        yield

@@ -1,12 +1,18 @@
 """Jaccard distances of n-gram sets: hand-worked values, short and empty responses, the fast matrix."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrl import Group, GroupError
+from fastrl.bench.agreement import spearman
+from fastrl.bench.diagnose import read_gram
 from fastrl.similarity import SIMILARITIES, jaccard_distance, jaccard_distances, mean_similarity, ngram_set
+
+GRAMS = Path(__file__).parents[3] / "shared" / "data" / "gradient_gram" / "gemma3_270m.json"
 
 
 def test_ngrams_are_a_set_without_counts():
@@ -158,3 +164,20 @@ def test_every_similarity_is_symmetric_bounded_and_positive_semidefinite(respons
         assert np.abs(matrix).max() <= 1.0
         assert matrix.diagonal() == pytest.approx(np.ones(len(responses)))
         assert np.linalg.eigvalsh(matrix).min() > -1e-6, name
+
+
+@pytest.mark.skipif(not GRAMS.exists(), reason="the shared gradients are not on this machine")
+def test_real_gradients_agree_with_centred_counts_more_than_with_sets():
+    """Spearman over all pairs of a prompt, mean of three prompts of a pretrained 270M model; n = 1."""
+    groups, grams = read_gram(GRAMS)
+    found = {}
+    for name in ("jaccard", "centred", "surprisal"):
+        each = []
+        for one, gram_GG in zip(groups, grams, strict=True):
+            pairs = np.triu_indices(one.num_rollouts, 1)
+            norm_G = np.sqrt(gram_GG.diagonal())
+            each.append(
+                spearman(SIMILARITIES[name](one, 1)[pairs], (gram_GG / np.outer(norm_G, norm_G))[pairs])
+            )
+        found[name] = float(np.mean(each))
+    assert found == pytest.approx({"jaccard": 0.23, "centred": 0.57, "surprisal": 0.10}, abs=0.01)

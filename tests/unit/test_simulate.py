@@ -10,7 +10,8 @@ import pytest
 
 from fastrl import FastRL, FastRLConfig
 from fastrl.bench import simulate as toy
-from fastrl.bench.simulate import CORRECT_K, MODES, SUCCESS_RATES, UNBIASED, default_configs, simulate
+from fastrl.bench.settings import UNBIASED
+from fastrl.bench.simulate import CORRECT_K, MODES, SUCCESS_RATES, default_configs, simulate
 from fastrl.budgets import BUDGETS
 from fastrl.pruners import PRUNERS
 from fastrl.similarity import jaccard_distance, ngram_set

@@ -4,15 +4,17 @@ import functools
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastrl
+from fastrl.bench.files import write_json
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
-from fastrl.bench.run import versions, write_json
+from fastrl.bench.run import versions
 from fastrl.bench.summary import summarize_run
-from fastrl.bench.training import Method, train_method, with_seed
+from fastrl.bench.training import Method, train_method, warm_up, with_seed
 from fastrl.types import ConfigError
 
 
@@ -60,6 +62,28 @@ def run_cell(
     }
     write_json(path, cell)
     return cell
+
+
+def run_cells(
+    folder: Path,
+    recipe: Recipe,
+    methods: Sequence[Method],
+    *,
+    num_seeds: int,
+    progress: Callable[[], Progress],
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the cells of every method by its key, one per seed, from files or by training.
+
+    Args:
+        progress: Makes one for each cell.
+    """
+    warm_up(recipe)
+    cells: dict[str, list[dict[str, Any]]] = {method.key: [] for method in methods}
+    for seed in range(num_seeds):  # seeds outside: a drift of the machine falls on all methods alike
+        for method in methods:
+            print(f"seed {seed}, {method.label}", flush=True)
+            cells[method.key].append(run_cell(folder, recipe, method, seed=seed, progress=progress()))
+    return cells
 
 
 def cell_settings(recipe: Recipe, method: Method, seed: int) -> dict[str, Any]:

@@ -23,8 +23,10 @@ from fastrl.bench.agreement import (
     find_pairs,
 )
 from fastrl.bench.faithfulness import Score, faithfulness, score_selection
+from fastrl.bench.files import write_json
+from fastrl.bench.settings import every_pruner
 from fastrl.config import FastRLConfig
-from fastrl.method import FastRL, select
+from fastrl.method import select, with_advantages
 from fastrl.pruners import PRUNERS
 from fastrl.similarity import SIMILARITIES
 from fastrl.types import ConfigError, Group, GroupError
@@ -84,7 +86,7 @@ def diagnose(
         raise GroupError(
             f"{len(groups)} groups came with {len(grams)} Gram matrices: one each is needed, and at least one group."
         )
-    groups = _with_advantages(groups)
+    groups = with_advantages(groups)
     grams = [
         checked_matrix(gram, group, "the Gram matrix") for group, gram in zip(groups, grams, strict=True)
     ]
@@ -108,18 +110,12 @@ def diagnose(
 
 
 def default_configs() -> dict[str, FastRLConfig]:
-    """Return every pruner as published and, where it takes weights, unbiased; and what else is recommended."""
-    unbiased: dict[str, Any] = {
-        "budget": "fixed", "weighting": 1.0, "representative": "random", "denominator": "full", "align": "dummy",
-    }  # fmt: skip
-    configs = {}
-    for name, kind in PRUNERS.items():
-        configs[name] = FastRLConfig(pruner=name, budget="fixed")
-        if "weighting" in kind.options:
-            configs[f"{name}, unbiased"] = FastRLConfig(pruner=name, **unbiased)
+    """Return `every_pruner()`, and settings that a look at similarities suggests."""
+    configs = every_pruner()
+    unbiased = configs["mdap, unbiased"]
     for tau in (0.1, 0.4):
-        configs[f"mdap {tau:g}, unbiased"] = FastRLConfig(tau=tau, **unbiased)
-    configs["mdap, unbiased, centred"] = FastRLConfig(similarity="centred", **unbiased)
+        configs[f"mdap {tau:g}, unbiased"] = replace(unbiased, tau=tau)
+    configs["mdap, unbiased, centred"] = replace(unbiased, similarity="centred")
     configs["logdet, centred, matched"] = FastRLConfig(
         pruner="logdet", budget="fixed", similarity="centred", match_weights=True, tau=0.1
     )
@@ -197,7 +193,7 @@ def at_share(
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share: {share} is outside (0, 1]: it is the share of rollouts to keep.")
-    groups = _with_advantages(groups)
+    groups = with_advantages(groups)
     return {name: _at_share(groups, config, share) for name, config in configs.items()}
 
 
@@ -205,7 +201,7 @@ def _at_share(groups: Sequence[Group], config: FastRLConfig, share: float) -> Fa
     options = PRUNERS[config.pruner].options
     if "keep_share" in options:
         return replace(config, keep_share=share)
-    has_signal = [group.advantages_G is not None and group.advantages_G.any() for group in groups]
+    has_signal = [group.has_signal for group in groups]
     if "tau" not in options or not any(has_signal):
         return config
 
@@ -216,16 +212,11 @@ def _at_share(groups: Sequence[Group], config: FastRLConfig, share: float) -> Fa
     return min((replace(config, tau=step / 50) for step in range(51)), key=distance)
 
 
-def _with_advantages(groups: Sequence[Group]) -> list[Group]:
-    # Without a budget, the number of rollouts decides nothing here.
-    return FastRL(FastRLConfig(budget="fixed"), num_rollouts=2).with_advantages(groups)
-
-
 def _state(group: Group, gram_GG: np.ndarray) -> str:
     assert group.advantages_G is not None
     if not group.scorable_G.any():
         return "unscorable"
-    if not group.advantages_G.any():
+    if not group.has_signal:
         return "zero_variance"
     kernel_GG = gram_GG * np.outer(group.advantages_G, group.advantages_G)
     without_cancelling = np.sqrt(np.maximum(np.diag(kernel_GG), 0.0)).sum() ** 2
@@ -254,9 +245,7 @@ def write_gram(path: str | Path, groups: Sequence[Group], grams: Sequence[np.nda
         records.append(record)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(records, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, records, indent=None, allow_nan=False)
 
 
 def read_gram(path: str | Path) -> tuple[list[Group], list[np.ndarray]]:

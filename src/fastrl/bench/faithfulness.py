@@ -101,7 +101,7 @@ def _weights(group: Group, selection: Selection) -> np.ndarray:
     """Weights on the group's own advantages; those of PODS, which has its own, are expressed in them."""
     advantages_G = group.advantages_G
     assert advantages_G is not None
-    push_G = selection.push_G(advantages_G)
+    push_G = selection.push_G(group)
     is_zero_G = advantages_G == 0
     return np.where(is_zero_G, selection.weight_G, push_G / np.where(is_zero_G, 1.0, advantages_G))
 

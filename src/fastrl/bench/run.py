@@ -1,6 +1,5 @@
 """Run a recipe: its methods one after the other from the same start, into one run folder."""
 
-import json
 import os
 import platform
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from fastrl.bench.files import write_json
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
 from fastrl.bench.summary import summarize_runs
@@ -144,10 +144,3 @@ def _make_folder(recipe: Recipe, out: str | Path | None) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write to a temporary name and rename, so that a file is whole or not there."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)

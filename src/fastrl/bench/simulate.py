@@ -16,11 +16,11 @@ from numpy.linalg import eigvalsh, norm
 
 from fastrl.advantages import group_advantages
 from fastrl.batching import denominators
+from fastrl.bench.settings import every_pruner
 from fastrl.bench.stage_model import PUBLISHED, speedup
 from fastrl.budgets import BUDGETS
 from fastrl.config import FastRLConfig
 from fastrl.method import FastRL, select
-from fastrl.pruners import PRUNERS
 from fastrl.types import ConfigError, Group, Selection
 
 MODES = (
@@ -31,9 +31,6 @@ MODES = (
 CORRECT_K = np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
 SUCCESS_RATES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the prompts before training
 FULL = FastRLConfig(pruner="none", budget="fixed")
-UNBIASED: dict[str, Any] = {
-    "weighting": 1.0, "representative": "random", "denominator": "full", "zero_variance": "drop", "align": "dummy",
-}  # fmt: skip
 LEVEL = 0.999
 """Coverage of an interval. A table has some thirty: at 0.95, most tables would hold a false alarm."""
 RATES = {"moving": 2.0, "still": 0.0}  # learning rates of the two runs
@@ -43,13 +40,8 @@ _MODE_OF = {tokens: k for k, tokens in enumerate(MODES)}
 
 
 def default_configs() -> dict[str, FastRLConfig]:
-    """Return every pruner as published and, where it takes weights, unbiased; and every budget under MDAP."""
-    configs = {}
-    for name, kind in PRUNERS.items():
-        configs[name] = FastRLConfig(pruner=name, budget="fixed")
-        if "weighting" in kind.options:
-            configs[f"{name}, unbiased"] = FastRLConfig(pruner=name, budget="fixed", **UNBIASED)
-    return configs | {f"budget {name}": FastRLConfig(budget=name) for name in BUDGETS}
+    """Return `every_pruner()`, and every budget under MDAP."""
+    return every_pruner() | {f"budget {name}": FastRLConfig(budget=name) for name in BUDGETS}
 
 
 def simulate(
@@ -154,8 +146,7 @@ def _gradient(
     push_PK = np.zeros_like(probs_PK)
     for group, selection in zip(groups, selections, strict=True):
         modes_G = [_MODE_OF[tuple(tokens)] for tokens in group.tokens_G]
-        assert group.advantages_G is not None
-        push_G = selection.push_G(group.advantages_G)
+        push_G = selection.push_G(group)
         push_PK[int(group.prompt_id)] = np.bincount(modes_G, push_G, len(MODES))
     keep_N = np.concatenate([selection.keep_G for selection in selections])
     live_N = np.concatenate([np.full(group.num_rollouts, np.any(group.advantages_G)) for group in groups])

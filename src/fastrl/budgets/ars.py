@@ -32,7 +32,7 @@ class ARS:
         ConfigError: total_steps or steps_per_epoch missing or below 1.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("min_rollouts",)
+    options: ClassVar[tuple[str, ...]] = ("min_rollouts", "total_steps", "steps_per_epoch")
 
     def __init__(
         self,

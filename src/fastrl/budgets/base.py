@@ -5,23 +5,19 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fastrl.advantages import is_zero_variance
 from fastrl.types import Group, Selection, StateError
 
 
 class Budget(Protocol):
-    """What the registry holds. `options` names the fields of `FastRLConfig` that the class takes."""
+    """What the registry holds.
+
+    `options` names what the class takes beside the ceiling `num_rollouts`: fields of `FastRLConfig`, and `total_steps`
+    and `steps_per_epoch` of the run.
+    """
 
     options: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self,
-        *,
-        num_rollouts: int,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-        **options: Any,
-    ) -> None: ...
+    def __init__(self, *, num_rollouts: int, **options: Any) -> None: ...
     def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray: ...
     def observe(
         self,
@@ -41,18 +37,11 @@ class FixedBudget:
 
     Args:
         num_rollouts: G.
-        total_steps, steps_per_epoch: taken for a common signature, not used.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        *,
-        num_rollouts: int,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None:
+    def __init__(self, *, num_rollouts: int) -> None:
         self.num_rollouts = num_rollouts
 
     def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray:
@@ -99,9 +88,9 @@ def equal_prompt_weights(counts_P: np.ndarray, most: int) -> np.ndarray:
     return np.where(counts_P > 1, counts_P.mean() / counts_P * unshrunk_P, 1.0)
 
 
-def outcomes_of(group: Group) -> np.ndarray:
-    """(G,) what decides whether a rollout succeeded: outcomes where the group has them, else rewards."""
-    return group.rewards_G if group.outcomes_G is None else group.outcomes_G
+def known_results(group: Group) -> np.ndarray:
+    """Return the results of a group (`Group.results_G`) that are not NaN."""
+    return group.results_G[~np.isnan(group.results_G)]
 
 
 class OutcomeRange:
@@ -114,8 +103,7 @@ class OutcomeRange:
         self.low, self.high = low, high
 
     def update(self, groups: Sequence[Group]) -> None:
-        values = np.concatenate([outcomes_of(group) for group in groups])
-        values = values[~np.isnan(values)]
+        values = np.concatenate([known_results(group) for group in groups])
         if len(values):
             self.low = float(values.min()) if self.low is None else min(self.low, float(values.min()))
             self.high = float(values.max()) if self.high is None else max(self.high, float(values.max()))
@@ -128,11 +116,6 @@ class OutcomeRange:
 
     def state(self) -> list[float | None]:
         return [self.low, self.high]
-
-
-def no_signal(group: Group) -> bool:
-    """Whether all outcomes of a group are equal."""
-    return is_zero_variance(outcomes_of(group))
 
 
 def check_keys(state: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from fastrl.advantages import advantage_classes
 from fastrl.budgets.base import check_keys, equal_prompt_weights
+from fastrl.budgets.costs import StageCosts
 from fastrl.types import Group, Selection
 
 _DISCOUNT = 0.9
@@ -56,7 +57,6 @@ class Discovery:
         initial_rollouts: G of the first step; None = the ceiling.
         rollout_cost: c_gen / c_upd, with c_rest = 0. None = measured from the engine's seconds (then G depends on
             the clock), or 1 where the engine gives none.
-        total_steps, steps_per_epoch: Taken for a common signature, not used.
     """
 
     options: ClassVar[tuple[str, ...]] = ("min_rollouts", "initial_rollouts", "rollout_cost")
@@ -68,8 +68,6 @@ class Discovery:
         min_rollouts: int = 2,
         initial_rollouts: int | None = None,
         rollout_cost: float | None = None,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
     ) -> None:
         self.num_rollouts = num_rollouts
         self.min_rollouts = min_rollouts
@@ -79,7 +77,7 @@ class Discovery:
         # Discounted sums and weights of K(m), m = 0 .. ceiling.
         self._yield_sum = np.zeros(num_rollouts + 1)
         self._yield_weight = np.zeros(num_rollouts + 1)
-        self._costs = _Costs()
+        self._costs = StageCosts(_DISCOUNT)
 
     def plan(self, prompt_ids: Sequence[str], step: int) -> np.ndarray:
         return np.full(len(prompt_ids), self.current)
@@ -98,9 +96,7 @@ class Discovery:
         self._yield_weight *= _DISCOUNT
         curves_PM = np.zeros((len(groups), self.num_rollouts + 1))
         for p, (group, selection) in enumerate(zip(groups, selections, strict=True)):
-            if (
-                selection.reason == "surplus"
-            ):  # dropped for want of room: what it would have yielded is unknown
+            if selection.reason == "surplus":  # dropped for want of room: its yield is unknown
                 continue
             curve = useful_rollouts(group, selection)[: self.num_rollouts + 1]
             curves_PM[p, : len(curve)] = curve
@@ -156,7 +152,7 @@ class Discovery:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(state, self.state_dict(), "discovery budget")
-        costs = _Costs()
+        costs = StageCosts(_DISCOUNT)
         costs.load_state_dict(state["costs"])
         current, groups_since_move = int(state["current"]), int(state["groups_since_move"])
         yield_sum = np.array(state["yield_sum"], dtype=np.float64)
@@ -205,71 +201,3 @@ def _chances_inside(num: int) -> np.ndarray:
     k, i = np.arange(num + 1)[:, None], np.arange(num)
     factors = np.maximum(k - i, 0) / (num - i)
     return np.hstack([np.ones((num + 1, 1)), np.cumprod(factors, axis=1)])
-
-
-class _Costs:
-    """Seconds of a rollout sampled, of one trained on, and of the rest of a step per prompt: discounted least squares.
-
-    Generation and update have parts that do not grow with their numbers of rows (prompts, launches): where those
-    numbers have varied, a line tells the two apart. Seconds belong to the step before the one that is observed, whose
-    counts are remembered.
-    """
-
-    _NAMES = ("weight", "rest", "prompts", "x", "xx", "y", "xy", "u", "uu", "v", "uv")
-    """Discounted sums; x rollouts sampled in y seconds, u rollouts trained on in v seconds."""
-
-    def __init__(self) -> None:
-        self.sums = dict.fromkeys(self._NAMES, 0.0)
-        self.last: list[float] | None = None  # rollouts sampled, kept, prompts of the step before
-
-    def observe(
-        self,
-        groups: Sequence[Group],
-        selections: Sequence[Selection],
-        seconds: Mapping[str, float] | None,
-    ) -> None:
-        if seconds is not None and self.last is not None:
-            x, u, prompts = self.last
-            y, v = float(seconds["generation"]), float(seconds["update"])
-            rest = max(0.0, float(seconds["step"]) - y - v)
-            found = (1.0, rest, prompts, x, x * x, y, x * y, u, u * u, v, u * v)
-            for name, value in zip(self._NAMES, found, strict=True):
-                self.sums[name] = _DISCOUNT * self.sums[name] + value
-        self.last = [
-            float(sum(group.num_rollouts for group in groups)),
-            float(sum(selection.num_kept for selection in selections)),
-            float(len(groups)),
-        ]
-
-    def prices(self) -> tuple[float, float]:
-        """c_gen and c_rest (per prompt) as multiples of c_upd; 1 and 0 where nothing was measured."""
-        s = self.sums
-        if not (s["weight"] and s["y"] > 0 and s["v"] > 0 and s["u"]):
-            return 1.0, 0.0
-        per_sampled, fixed_sampling = _line(s["weight"], s["x"], s["xx"], s["y"], s["xy"])
-        per_kept, fixed_update = _line(s["weight"], s["u"], s["uu"], s["v"], s["uv"])
-        rest = (s["rest"] + fixed_sampling + fixed_update) / s["prompts"]
-        return per_sampled / per_kept, rest / per_kept
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self.sums), "last": self.last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(state, self.state_dict(), "costs of the discovery budget")
-        check_keys(state["sums"], self.sums, "costs of the discovery budget")
-        self.sums = {name: float(state["sums"][name]) for name in self._NAMES}
-        self.last = None if state["last"] is None else [float(value) for value in state["last"]]
-
-
-def _line(weight: float, x: float, xx: float, y: float, xy: float) -> tuple[float, float]:
-    """Slope, and intercept as a weighted sum, of the least-squares line through weighted sums of points.
-
-    While x has varied by less than 10 % (standard deviation over mean), the slope is noise: the average is taken, which
-    calls rollouts dearer than they are, so that G moves and the slope can be told. Noise must not make a row free or
-    dearer than on average either: the slope stays within [0.2, 1] of it.
-    """
-    average, spread = y / x, xx - x * x / weight
-    slope = average
-    if spread > 0.01 * xx:
-        slope = min(max((xy - x * y / weight) / spread, 0.2 * average), average)
-    return slope, y - slope * x

@@ -1,13 +1,13 @@
 """GRESO: skip prompts that have had zero variance on their last visits."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fastrl.budgets.base import OutcomeRange, check_keys, no_signal, outcomes_of
-from fastrl.types import Group, Selection
+from fastrl.advantages import is_zero_variance
+from fastrl.budgets.base import OutcomeRange, check_keys, known_results
+from fastrl.types import Group, Selection, prompt_entropy
 
 _STEP = 0.01
 _BOUNDS = (0.05, 0.95)
@@ -33,7 +33,6 @@ class GRESO:
     Args:
         num_rollouts: Of every prompt that is sampled.
         seed: Of the coins, with the step and the prompt's id.
-        total_steps, steps_per_epoch: Taken for a common signature, not used.
 
     References:
         "Act Only When It Pays: Efficient Reinforcement Learning for LLM Reasoning via Selective Rollouts", arXiv
@@ -47,8 +46,6 @@ class GRESO:
         *,
         num_rollouts: int,
         seed: int = 0,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
     ) -> None:
         self.num_rollouts = num_rollouts
         self.seed = seed
@@ -73,8 +70,7 @@ class GRESO:
         return max(self.base[kind] ** length, _LEAST_VISITS)
 
     def _coin(self, prompt_id: str, step: int) -> float:
-        digest = hashlib.blake2b(prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return float(np.random.default_rng([self.seed, step, int.from_bytes(digest, "little")]).random())
+        return float(np.random.default_rng([self.seed, step, prompt_entropy(prompt_id)]).random())
 
     def weights(self, counts_P: np.ndarray) -> np.ndarray:
         return np.ones(len(counts_P))
@@ -100,9 +96,8 @@ class GRESO:
 
     def _kind(self, group: Group) -> str | None:
         """easy, hard, or None for a group with signal or without any outcome."""
-        values = outcomes_of(group)
-        values = values[~np.isnan(values)]
-        if not len(values) or not no_signal(group):
+        values = known_results(group)
+        if not len(values) or not is_zero_variance(values):
             return None
         return "easy" if self.range.is_success(values).all() else "hard"
 

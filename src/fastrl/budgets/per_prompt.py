@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastrl.budgets.base import OutcomeRange, check_keys, equal_prompt_weights, outcomes_of
+from fastrl.budgets.base import OutcomeRange, check_keys, equal_prompt_weights, known_results
 from fastrl.types import Group, Selection
 
 _FADE = 0.98
@@ -34,7 +34,6 @@ class PerPrompt:
         num_rollouts: Ceiling of a prompt.
         min_rollouts: Floor of a prompt that is not skipped.
         initial_rollouts: Mean over the prompts of a step; None = the ceiling.
-        total_steps, steps_per_epoch: Taken for a common signature, not used.
     """
 
     options: ClassVar[tuple[str, ...]] = ("min_rollouts", "initial_rollouts")
@@ -45,8 +44,6 @@ class PerPrompt:
         num_rollouts: int,
         min_rollouts: int = 2,
         initial_rollouts: int | None = None,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
     ) -> None:
         self.num_rollouts = num_rollouts
         self.min_rollouts = min_rollouts
@@ -110,11 +107,10 @@ class PerPrompt:
         self.steps_seen += 1
         found: dict[str, list[float]] = {}
         for group in sorted(groups, key=lambda group: group.prompt_id):
-            values = outcomes_of(group)
-            right_G = self.range.is_success(values[~np.isnan(values)])
+            is_right = self.range.is_success(known_results(group))
             counts = found.setdefault(group.prompt_id, [0.0, 0.0])
-            counts[0] += float(right_G.sum())
-            counts[1] += float((~right_G).sum())
+            counts[0] += float(is_right.sum())
+            counts[1] += float((~is_right).sum())
         for prompt_id, (right, wrong) in found.items():
             a, b = self._posterior(prompt_id)
             self._evidence[prompt_id] = a - 1.0 + right, b - 1.0 + wrong, self.steps_seen

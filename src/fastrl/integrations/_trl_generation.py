@@ -61,7 +61,7 @@ class GroupsMixin(StageTimesMixin):
         num_own = len(slots_N) // num_ranks
         own = slots_N[rank * num_own : (rank + 1) * num_own].tolist()
         for logged in self._logs.values():
-            logged.clear()  # so that what TRL logs now can be told apart
+            logged.clear()  # TRL keeps the last full batch of rows: more than a wave with smaller groups
         with self._full_groups(own):
             batch = super()._generate_and_score_completions([own_row(prompts[p]) for p in own])
         if self._is_ragged:

@@ -62,12 +62,15 @@ class WavesMixin(GroupsMixin):
         """
         self._used = {self._row_of_id[row[PROMPT_ID]] for row in inputs}
         self._num_skipped, num_prompts = 0, len(inputs)
-        pending = [dict(row) for row in inputs]
-        pending += self._draw(self.fastrl.num_prompts(num_prompts) - num_prompts)
+        pending = [*inputs, *self._draw(self.fastrl.num_prompts(num_prompts) - num_prompts)]
         waves: list[Wave] = []
         groups: list[Group] = []
+        earlier: dict[str, Any] = {}
         while pending:
             waves.append(self._sample_wave(*self._planned(pending)))
+            if earlier:
+                _prepend(self._logs, earlier)
+            earlier = _tables(self._logs)
             groups += self._groups(waves[-1])
             missing = self.fastrl.num_prompts_missing(groups, num_prompts)
             pending = self._draw(missing) if len(waves) <= self.fastrl.config.max_refills else []
@@ -79,7 +82,7 @@ class WavesMixin(GroupsMixin):
     def _draw(self, num: int) -> list[dict[str, Any]]:
         rows = self._reserve.draw(num, without=self._used)
         self._used.update(rows)
-        return [dict(self._numbered_rows[row]) for row in rows]
+        return [self._numbered_rows[row] for row in rows]
 
     def _planned(self, pending: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], np.ndarray]:
         """Leave out, or replace, the prompts that the budget skips; returns prompts and their counts."""
@@ -105,16 +108,14 @@ class WavesMixin(GroupsMixin):
         while (num_chosen + len(added)) * self.num_generations % self.accelerator.num_processes:
             more = [skipped.pop(0)] if skipped else self._draw(1)
             # Where the data set has no other prompt, one is sampled twice: two groups of one prompt.
-            row = more[0] if more else dict(self._numbered_rows[min(self._used)])
+            row = more[0] if more else self._numbered_rows[min(self._used)]
             added.append((row, self.fastrl.config.min_rollouts))
         return added
 
     def _sample_wave(self, prompts: Sequence[dict[str, Any]], counts_P: np.ndarray) -> Wave:
-        earlier = _tables(self._logs)
         rows = [dict(row) for row in prompts]
         self._round_prompt_ids = [row.pop(PROMPT_ID) for row in rows]
         batch = self._sample(rows, counts_P)
-        _prepend(self._logs, earlier)
         with self._clock("select"):
             gathered = gather_round(
                 self.accelerator,

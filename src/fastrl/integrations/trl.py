@@ -212,8 +212,6 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
     def _new_round(self, inputs: list) -> list[MicroBatch | None]:
         """Sample, select, and plan one round; returns this rank's micro-steps."""
         seconds = self._seconds_of_last_round()
-        for logged in self._logs.values():
-            logged.clear()  # TRL keeps the last full batch of rows: more than a round with smaller groups
         waves, groups = self._sample_round(inputs)
         with self._clock("select"):
             self._round_prompt_ids = [prompt_id for wave in waves for prompt_id in wave.prompt_ids]
@@ -307,7 +305,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
             length_N=rows.length_N,
             live_N=np.repeat(
                 [
-                    bool(np.any(group.advantages_G)) and selection.reason != "surplus"
+                    group.has_signal and selection.reason != "surplus"
                     for group, selection in zip(groups, selections, strict=True)
                 ],
                 [group.num_rollouts for group in groups],
@@ -330,11 +328,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         # the next round's samples, what they are without FastRL.
         torch.randperm(len(batches[0]["advantages"]))
         push_N = np.concatenate(
-            [
-                selection.push_G(group.advantages_G)
-                for group, selection in zip(groups, aligned, strict=True)
-                if group.advantages_G is not None
-            ]
+            [selection.push_G(group) for group, selection in zip(groups, aligned, strict=True)]
         )
         return build_micro_batches(
             self.accelerator,

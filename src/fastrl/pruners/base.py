@@ -1,13 +1,12 @@
 """What all pruners share: the protocol, a generator per group, and selections from clusters."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fastrl.types import UNSCORABLE, Group, Selection
+from fastrl.types import UNSCORABLE, Group, Selection, prompt_entropy
 
 
 class Pruner(Protocol):
@@ -23,8 +22,7 @@ def group_rngs(groups: Sequence[Group], rng: np.random.Generator) -> Iterator[np
     entropy = int(rng.integers(2**63))
     seen: Counter[str] = Counter()
     for group in groups:
-        digest = hashlib.blake2b(group.prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        yield np.random.default_rng([entropy, int.from_bytes(digest, "little"), seen[group.prompt_id]])
+        yield np.random.default_rng([entropy, prompt_entropy(group.prompt_id), seen[group.prompt_id]])
         seen[group.prompt_id] += 1
 
 
