@@ -331,6 +331,23 @@ def test_adaptive_entropy_goes_on_from_a_checkpoint(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(tail, gradients[3:], strict=True))
 
 
+@pytest.mark.parametrize("in_window", [1, 2], ids=["", "two micro-batches"])
+def test_a_step_that_trains_on_nothing_says_nothing_about_entropy(tmp_path, in_window):
+    """The coefficient would take an entropy of 0 for a collapse, and rise."""
+    settings = {**ADAPTIVE, "max_steps": 2, "gradient_accumulation_steps": in_window}
+    config = FastRLConfig(budget="fixed", zero_variance="drop")
+    same = {"reward_funcs": [lambda completions, **_: [1.0] * len(completions)]}
+    trainer, _ = run(ScriptedFast, tmp_path, config, **same, **settings)
+    assert trainer.entropy_coef == 0.5
+    steps = trainer.state.log_history[:2]
+    assert all(row["fastrl/trained/rows"] == 0 for row in steps)
+    assert all(row["entropy"] is row["clip_ratio/region_mean"] is None for row in steps)  # TRL's word for no value
+
+    trainer, _ = run(ScriptedFast, tmp_path, config, **settings)
+    assert trainer.entropy_coef == pytest.approx(0.6)
+    assert all(row["entropy"] > 0 for row in trainer.state.log_history[:2])
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_a_model_given_by_its_path(tmp_path, beta):
     def gradients(trainer_class, fastrl=None):

@@ -10,10 +10,11 @@ sorted by length, trimmed, with old and reference log-probs computed for them al
 TRL's own, called through `super()` and rescaled to exact denominators.
 """
 
+import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -372,12 +373,32 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         rounds_in_window = max(1.0, steps / inputs.num_steps)
         self.current_gradient_accumulation_steps = inputs.num_micro_batches * rounds_in_window
         try:
-            loss = super()._compute_loss(model, inputs)
+            with self._unreported_if_empty(inputs):
+                loss = super()._compute_loss(model, inputs)
         finally:
             self.current_gradient_accumulation_steps = steps
         loss = loss * self._loss_factor(inputs)
         self._check_loss(loss)
         return loss
+
+    @contextlib.contextmanager
+    def _unreported_if_empty(self, inputs: MicroBatch) -> Iterator[None]:
+        """Where a window trains on no token, take back what TRL reports of it: an entropy, KL and clip ratio of 0.
+
+        Its adaptive entropy coefficient would take that 0 for a collapse and rise.
+        """
+        trains = inputs.num_tokens > 0 or getattr(self, "_entropy_window_stats", None) is not None
+        if trains or self.fastrl.config.is_identity:
+            yield
+            return
+        metrics = self._metrics["train"]
+        lengths = {name: len(values) for name, values in metrics.items()}
+        entropy = {name: getattr(self, name) for name in ("entropy_coef", "_last_world_entropy")}
+        yield
+        for name, values in metrics.items():
+            del values[lengths.get(name, 0) :]
+        for name, value in entropy.items():
+            setattr(self, name, value)
 
     def _loss_factor(self, inputs: MicroBatch) -> float | torch.Tensor:
         spread = inputs.num_micro_batches * self.accelerator.num_processes
