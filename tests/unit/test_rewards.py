@@ -1,10 +1,10 @@
-"""The paper's reward: grading, format, and the two functions a trainer calls."""
+"""The paper's reward on the testbed: the box, the format, and the two functions a trainer calls."""
 
 import time
 
 import pytest
 
-from fastrl.rewards import accuracy_reward, extract_boxed, format_reward, grade_answer
+from fastrl.rewards import accuracy_reward, extract_boxed, format_reward
 
 GOOD = r"<think> 60 + 50 = 110 , 180 - 110 = 70 </think> \boxed{ 70 }"
 
@@ -37,54 +37,6 @@ def test_extract_boxed_is_linear_on_a_degenerate_loop():
     start = time.process_time()
     assert extract_boxed(r"\boxed{" * 100_000) is None
     assert time.process_time() - start < 2.0  # CPU seconds; a rescan per box would take minutes
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [
-        ("70", "70"),
-        (" 70 ", "70"),
-        ("70.0", "70"),
-        ("70.", "70"),
-        ("7e1", "70"),
-        ("140/2", "70"),
-        ("+70", "70"),
-        (".5", "1/2"),
-        ("-3/4", "-0.75"),
-        (r"\frac{1} {2}", r"\frac{1}{2}"),
-    ],
-)
-def test_equal_answers(prediction, gold):
-    assert grade_answer(prediction, gold) == 1.0
-    assert grade_answer(gold, prediction) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [
-        (None, "70"),
-        ("", "70"),
-        ("71", "70"),
-        ("-70", "70"),
-        ("x = 70", "70"),
-        ("70 degrees", "70"),
-        ("0.3333", "1/3"),
-        ("1/0", "0"),
-        ("nan", "NaN "),
-        ("7_0", "70"),
-        ("__import__('os')", "70"),
-        ("35 * 2", "70"),
-    ],
-)
-def test_different_answers(prediction, gold):
-    assert grade_answer(prediction, gold) == 0.0
-
-
-def test_a_huge_number_is_neither_computed_nor_an_error():
-    start = time.process_time()
-    assert grade_answer("1e999999999", "1") == 0.0
-    assert grade_answer("9" * 10_000, "9" * 10_001) == 0.0
-    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(

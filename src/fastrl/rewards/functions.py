@@ -1,57 +1,83 @@
-r"""The paper's reward as two reward functions with TRL's signature.
+r"""Reward functions with TRL's signature, one for each part, so that a part alone can decide zero variance.
 
-    r = R_format (0.5: reasoning inside <think> tags, then the answer in \boxed{}) + R_accuracy (1 if right)
-
-Both take plain strings or conversations and ignore columns they do not need. They raise on malformed
-input and name the row; what a model wrote never makes them raise.
+`accuracy_reward` and `format_reward` are the paper's (1 and 0.5) with <think> tags; `reward_functions` makes those of
+any rule. All take plain strings or conversations and ignore columns they do not need. They raise on malformed input
+and name the row; what a model wrote never makes them raise.
 """
 
-import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fastrl.rewards.grading import extract_boxed, grade_answer
+from fastrl.rewards.formats import has_format
+from fastrl.rewards.grading import Grade
+from fastrl.rewards.rules import RULES, Rule
 
-FORMAT_REWARD = 0.5
-ACCURACY_REWARD = 1.0
-THINK_TAG = re.compile(r"</?think>")
-
-
-def format_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    """Return 0.5 for each completion in the format asked for, else 0.0."""
-    return [FORMAT_REWARD * has_format(text) for text in _texts(completions)]
+RewardFunction = Callable[..., list[float | None]]
 
 
-def accuracy_reward(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float | None]:
-    r"""Return 1.0 for each completion whose last \boxed{} holds the gold answer, else 0.0.
+def reward_functions(rule: Rule) -> list[RewardFunction]:
+    """The parts of a rule as reward functions for TRL, weights included: their sum is the rule's total.
 
-    A gold answer that is None or empty cannot be scored: the result is None, which no trainer counts.
+    Named accuracy_reward, format_reward and overlong_reward, so `outcome_key: accuracy_reward` lets accuracy decide
+    zero variance; parts that the rule does not have are left out. Where the gold answer (column `answer`) cannot be
+    read, all parts are None: the rollout is unscorable, and no trainer counts it. What grading found is logged as
+    shares `answers/<kind>`.
     """
-    if len(completions) != len(answer):
-        raise ValueError(
-            f"{len(completions)} completions came with {len(answer)} answers; one each is needed."
-        )
-    return [
-        None
-        if gold is None or not str(gold).strip()
-        else ACCURACY_REWARD * grade_answer(extract_boxed(text), str(gold))
-        for text, gold in zip(_texts(completions), answer, strict=True)
-    ]
+
+    def accuracy_reward(
+        completions: Sequence[Any], answer: Sequence[Any], log_metric: Any = None, **_: Any
+    ) -> list[float | None]:
+        _check_lengths(completions, answer)
+        pairs = zip(texts(completions), answer, strict=True)
+        found = [rule.grade(rule.extract(text), _gold(gold)) for text, gold in pairs]
+        if log_metric is not None:
+            for kind, share in shares(found).items():
+                log_metric(f"answers/{kind}", share)
+        return [None if grade.value is None else rule.accuracy_weight * grade.value for grade in found]
+
+    def format_reward(
+        completions: Sequence[Any], answer: Sequence[Any] | None = None, **_: Any
+    ) -> list[float | None]:
+        parts = [rule.format_weight * rule.format(text) for text in texts(completions)]
+        return _where_scorable(parts, answer)
+
+    def overlong_reward(
+        completion_ids: Sequence[Sequence[int]], answer: Sequence[Any] | None = None, **_: Any
+    ) -> list[float | None]:
+        return _where_scorable([rule.overlong(len(ids)) for ids in completion_ids], answer)
+
+    def _where_scorable(parts: list[float], answer: Sequence[Any] | None) -> list[float | None]:
+        if answer is None:
+            return list(parts)
+        _check_lengths(parts, answer)
+        readable = [rule.grade(None, _gold(gold)).value is not None for gold in answer]
+        return [part if is_readable else None for part, is_readable in zip(parts, readable, strict=True)]
+
+    functions: list[RewardFunction] = [accuracy_reward]
+    if rule.has_format is not None:
+        functions.append(format_reward)
+    if rule.overlong_buffer:
+        functions.append(overlong_reward)
+    return functions
 
 
-def has_format(text: str) -> bool:
-    r"""Tell whether a completion is one <think>...</think> with reasoning in it and then a filled \boxed{}.
+accuracy_reward, format_reward = reward_functions(replace(RULES["paper"], has_format=has_format))
 
-    Words around the box are allowed, words before <think> and further think tags are not.
+
+def shares(grades: Sequence[Grade]) -> dict[str, float]:
+    """How often each kind of grade occurred."""
+    counts = Counter(grade.status.value for grade in grades)
+    return {kind: count / len(grades) for kind, count in counts.items()}
+
+
+def texts(completions: Sequence[Any]) -> list[str]:
+    """The text of each completion: a string, or the content of the last message of a conversation.
+
+    Raises:
+        TypeError: a completion is neither; names its row.
     """
-    if THINK_TAG.findall(text) != ["<think>", "</think>"] or not text.lstrip().startswith("<think>"):
-        return False
-    reasoning, _, rest = text.lstrip().removeprefix("<think>").partition("</think>")
-    return bool(reasoning.strip()) and bool(extract_boxed(rest))
-
-
-def _texts(completions: Sequence[Any]) -> list[str]:
-    """The text of each completion: a string, or the content of the last message of a conversation."""
     return [_text(row, completion) for row, completion in enumerate(completions)]
 
 
@@ -67,3 +93,14 @@ def _text(row: int, completion: Any) -> str:
             "a string or a list of chat messages is needed."
         )
     return content
+
+
+def _gold(answer: Any) -> str:
+    return "" if answer is None else str(answer)
+
+
+def _check_lengths(completions: Sequence[Any], answer: Sequence[Any]) -> None:
+    if len(completions) != len(answer):
+        raise ValueError(
+            f"{len(completions)} completions came with {len(answer)} answers; one each is needed."
+        )

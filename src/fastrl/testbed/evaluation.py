@@ -48,7 +48,7 @@ def evaluate(
             ]
     finally:
         model.train(was_training)
-    right = [grade_answer(extract_boxed(t), p.answer) for t, p in zip(texts, problems, strict=True)]
+    right = [grade_answer(extract_boxed(t), p.answer) or 0.0 for t, p in zip(texts, problems, strict=True)]
     families = defaultdict(list)
     for problem, value in zip(problems, right, strict=True):
         families[problem.family].append(value)
