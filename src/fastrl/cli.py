@@ -1,4 +1,4 @@
-"""The command line: `fastrl train | simulate | diagnose | config | doctor`. It parses and calls."""
+"""The command line: `fastrl train | data | simulate | diagnose | config | doctor`. It parses and calls."""
 
 import os
 import sys
@@ -15,9 +15,23 @@ ENVIRONMENT = {
     "GOMP_SPINCOUNT": "5000",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
 EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "trl", "accelerate", "datasets", "tokenizers", "PIL"), "trl"),
+    **dict.fromkeys(
+        (
+            "torch",
+            "transformers",
+            "trl",
+            "accelerate",
+            "datasets",
+            "tokenizers",
+            "PIL",
+            "math_verify",
+            "jinja2",
+        ),
+        "trl",
+    ),
     **dict.fromkeys(("matplotlib", "pyarrow"), "report"),
 }
 
@@ -28,25 +42,43 @@ app = tyro.extras.SubcommandApp()
 def train(
     recipe: tyro.conf.Positional[Path],
     /,
+    changes: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = (),
     set: Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction] = (),
     out: Path | None = None,
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
-    """Train a recipe: stock TRL first, then with FastRL; a table and a figure at the end.
+    """Train a recipe: stock TRL first unless it says otherwise, then with FastRL; a table and a figure at the end.
 
     Args:
         recipe: YAML file with keys of TRL's GRPOConfig, a task block and a fastrl block.
+        changes: YAML files that change the recipe, such as recipes/methods/unbiased.yaml.
         set: Change settings of the recipe: key=value, such as learning_rate=1e-5 or fastrl.tau=0.6.
         out: Folder of this run. Default: runs/<recipe>-<time>.
+        dry_run: Print all settings, rows, batch shapes, steps, tokens and memory, and stop.
     """
     from rich.console import Console
 
     from fastrl.bench.recipe import read_recipe
-    from fastrl.bench.run import run_recipe
     from fastrl.report.console import RunProgress, run_table
 
     console = Console()
     overrides = [override for group in set for override in group]
-    done = run_recipe(read_recipe(recipe, overrides), out=out, progress=RunProgress(console))
+    resolved = read_recipe(recipe, overrides, changes=changes)
+    if dry_run:
+        import yaml
+
+        from fastrl.bench.plan import plan
+        from fastrl.report.plan import plan_table
+
+        print(yaml.safe_dump(resolved.to_dict(), sort_keys=False))
+        console.print(plan_table(plan(resolved)))
+        return
+
+    from fastrl.bench.run import is_main_process, run_recipe
+
+    done = run_recipe(resolved, out=out, progress=RunProgress(console))
+    if not is_main_process():
+        return
     console.print(run_table(done.summary))
     console.print(f"run folder: {done.folder}", highlight=False, markup=False, soft_wrap=True)
 
@@ -54,6 +86,55 @@ def train(
 
     _, image = draw_run(done.folder)
     console.print(f"figure:     {image}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command
+def data(
+    name: tyro.conf.Positional[str],
+    /,
+    to: Literal["trl", "verl", "easyr1"] | None = None,
+    out: Path | None = None,
+    source: str | None = None,
+    splits: tuple[str, ...] = (),
+    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    limit: int | None = None,
+    prompt: str | None = None,
+    system: str | None = None,
+    columns: tuple[str, ...] = (),
+    max_prompt_tokens: int | None = None,
+    model: str | None = None,
+    max_pixels: int | None = None,
+) -> None:
+    """Check a data set row by row, and write it as the parquet files that an engine reads.
+
+    Args:
+        name: geometry3k, geoqa8k-r1v, math, or file (JSONL, CSV or parquet of your own).
+        to: Engine to write for; needs --out.
+        out: Folder of the files, one for each split.
+        source: Where the data lies: folder, zip, file or hub name. Default: the published name on the hub.
+        splits: Which splits. Default: train and test; of a file, train.
+        check: Check only, and write nothing.
+        keep_good: Leave out rows with faults, and say which; otherwise they stop the command.
+        limit: Take the first so many good rows of each split.
+        prompt: Template around the problem: a name that ships with FastRL (paper, easyr1_math, r1v, accuracy) or a
+            .jinja file. EasyR1 adds its own (data.format_prompt).
+        system: System message.
+        columns: Of a file: ours=theirs, such as problem=question.
+        max_prompt_tokens: Longer prompts are faults; without --model only image tokens are counted, by Qwen's rule.
+        model: Folder or name of the model whose processor counts tokens.
+        max_pixels: Largest image for the model; larger ones are shrunk before tokens are counted.
+    """
+    from fastrl.data.prepare import Request, prepare
+
+    request = Request(
+        name=name, check=check, to=to, out=out, source=source, splits=splits, keep_good=keep_good, limit=limit, prompt=prompt,
+        system=system, columns=columns, max_prompt_tokens=max_prompt_tokens, model=model, max_pixels=max_pixels,
+    )  # fmt: skip
+    for done in prepare(request):
+        print(f"{done.split}: {done.report}")
+        if done.file is not None:
+            print(f"{done.split}: written to {done.file}")
 
 
 @app.command

@@ -223,12 +223,24 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file. `base: other.yaml` (beside it) is read first; this file changes it.
+    """Read a mapping from a YAML file, and those that it builds on.
+
+    `base: other.yaml`, or a list of files, all relative to this one, are read first: each changes what those before
+    it say, and this file changes them all. Blocks are changed key by key.
 
     Raises:
         ConfigError: a file that cannot be read, is no mapping, or is its own base.
     """
     return _read_yaml(Path(path), ())
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `below` as changed by `above`, one level of blocks deep."""
+    merged = dict(below)
+    for key, value in above.items():
+        is_block = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if is_block else value
+    return merged
 
 
 def _read_yaml(path: Path, readers: tuple[Path, ...]) -> dict[str, Any]:
@@ -249,14 +261,11 @@ def _read_yaml(path: Path, readers: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: expected a mapping of `key: value` lines, found a {type(content).__name__}."
         )
-    base = content.pop("base", None)
-    if base is None:
-        return content
-    merged = _read_yaml(path.parent / str(base), (*readers, path.resolve()))
-    for key, value in content.items():
-        is_block = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if is_block else value
-    return merged
+    base = content.pop("base", None) or []
+    merged: dict[str, Any] = {}
+    for name in base if isinstance(base, list) else [base]:
+        merged = merge(merged, _read_yaml(path.parent / str(name), (*readers, path.resolve())))
+    return merge(merged, content)
 
 
 def _check_type(name: str, value: Any, annotation: str) -> None:

@@ -157,10 +157,16 @@ def test_a_folder_in_use_is_refused(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["something"]
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_several_processes_share_one_named_folder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="WORLD_SIZE is 2"):
-        run_recipe(tiny(), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="2 processes need one folder: name it with --out"):
+        run_recipe(tiny())
+
+
+def test_a_recipe_for_four_processes_is_not_run_by_one(tmp_path: Path):
+    recipe = parse_recipe({"task": {"name": "math", "model": "x", "processes": 4}}, name="four")
+    with pytest.raises(ConfigError, match=r"written for 4 processes and was started with 1.*0\.25 times"):
+        run_recipe(recipe, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

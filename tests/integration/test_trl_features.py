@@ -341,7 +341,9 @@ def test_a_step_that_trains_on_nothing_says_nothing_about_entropy(tmp_path, in_w
     assert trainer.entropy_coef == 0.5
     steps = trainer.state.log_history[:2]
     assert all(row["fastrl/trained/rows"] == 0 for row in steps)
-    assert all(row["entropy"] is row["clip_ratio/region_mean"] is None for row in steps)  # TRL's word for no value
+    assert all(
+        row["entropy"] is row["clip_ratio/region_mean"] is None for row in steps
+    )  # TRL's word for no value
 
     trainer, _ = run(ScriptedFast, tmp_path, config, **settings)
     assert trainer.entropy_coef == pytest.approx(0.6)

@@ -17,7 +17,11 @@ from fastrl.bench.doctor import Check
 from fastrl.types import NoSignalError
 
 COMMANDS = {
-    "train": {"--set", "--out"},
+    "train": {"--with", "--set", "--out", "--dry-run"},
+    "data": {
+        "--to", "--out", "--source", "--splits", "--check", "--keep-good", "--limit", "--prompt", "--system",
+        "--columns", "--max-prompt-tokens", "--model", "--max-pixels",
+    },
     "simulate": {"--settings", "--seed", "--draws", "--steps", "--rollouts", "--out"},
     "diagnose": {
         "--settings", "--model", "--data", "--gram", "--prompts", "--rollouts", "--share", "--parameters",
@@ -194,6 +198,22 @@ def test_the_doctor_examines_a_recipe(tmp_path: Path):
     assert found(recipe)["prompts"].status == "problem"
     recipe.write_text("num_generation: 4", encoding="utf-8")
     assert "Did you mean 'num_generations'" in found(recipe)["recipe"].detail
+
+
+def test_a_dry_run_prints_the_recipe_and_its_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("trl")
+    recipes = Path(__file__).parents[2] / "recipes"
+    monkeypatch.setenv("COLUMNS", "120")
+    recipe, change = recipes / "geometry3k" / "qwen2_5_vl_7b_gspo.yaml", recipes / "methods" / "unbiased.yaml"
+    assert run(monkeypatch, "train", str(recipe), "--with", str(change), "--set", "seed=7", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    settings = yaml.safe_load(printed.partition("Plan (")[0])
+    assert (settings["seed"], settings["fastrl"]["budget"], settings["algorithm"]) == (7, "discovery", "GSPO")
+    assert "256 prompts x 8 = 2,048 rollouts" in printed
+    assert "800 in 200 rounds" in printed
+    assert "published, not counted" in printed
 
 
 def test_a_step_without_any_reward_is_shown_as_such():

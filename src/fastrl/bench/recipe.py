@@ -6,51 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrl.config import FastRLConfig, did_you_mean, parse_yaml, read_yaml
+from fastrl.bench.tasks import Task, TestbedTask, parse_task
+from fastrl.config import FastRLConfig, did_you_mean, merge, parse_yaml, read_yaml
 from fastrl.types import ConfigError
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-OWN_KEYS = ("baseline", "task", "fastrl")
+OWN_KEYS = ("algorithm", "baseline", "task", "fastrl")
 RUNNER_KEYS = {
     "output_dir": "every run gets a folder of its own; choose it with --out",
     "logging_steps": "the figure and the table need every step, so it is 1",
     "remove_unused_columns": "rewards read the columns of the data set, so it is false",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is trained on and how it is measured.
-
-    Args:
-        name: testbed: the tiny vision-language model that ships with FastRL.
-        train_prompts: Prompts of the training set, drawn with the seed of the run.
-        held_out_prompts: Prompts of the held-out set, the same in every run.
-        evaluate_every: Steps between held-out evaluations; 0 = before and after only.
-        num_threads: Threads of torch on a CPU; null = torch's own choice.
-    """
-
-    name: str = "testbed"
-    train_prompts: int = 128
-    held_out_prompts: int = 200
-    evaluate_every: int = 4
-    num_threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.name != "testbed":
-            raise ConfigError(
-                f"task.name: {self.name!r} is unknown. The runner knows one task, testbed; to train on data of your "
-                "own, give FastGRPOTrainer the data set in a script."
-            )
-        rules = {"train_prompts": 1, "held_out_prompts": 1, "evaluate_every": 0, "num_threads": 1}
-        for name, least in rules.items():
-            value = getattr(self, name)
-            if value is None and name == "num_threads":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"task.{name}: {value!r} is not a whole number of at least {least}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +28,18 @@ class Recipe:
     Args:
         name: Names the run folder.
         trainer: Keys of TRL's GRPOConfig.
-        task: See `Task`.
+        task: What is trained on, see `fastrl.bench.tasks`.
         fastrl: Settings of the FastRL run.
         baseline: Train with stock TRL first, for comparison.
+        algorithm: What tables call it; None = TRL's name of the loss.
     """
 
     name: str
     trainer: Mapping[str, Any]
-    task: Task = field(default_factory=Task)
+    task: Task = field(default_factory=TestbedTask)
     fastrl: FastRLConfig = field(default_factory=FastRLConfig)
     baseline: bool = True
+    algorithm: str | None = None
 
     @property
     def seed(self) -> int:
@@ -82,6 +52,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The recipe as it would be written down, with the defaults of FastRL and of the task spelled out."""
         return {
+            "algorithm": self.algorithm,
             "baseline": self.baseline,
             "task": dataclasses.asdict(self.task),
             **self.trainer,
@@ -115,20 +86,25 @@ class Recipe:
             raise ConfigError(f"{self.name}: TRL does not accept these settings: {error}") from error
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file and apply `key=value` overrides.
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), *, changes: Sequence[str | Path] = ()
+) -> Recipe:
+    """Read a recipe file, change it by other files, and apply `key=value` overrides.
 
     Args:
-        path: YAML file; `base: other.yaml` in it names a recipe beside it that it changes.
+        path: YAML file; `base:` in it names the files that it builds on (`fastrl.config.read_yaml`).
+        changes: YAML files that change the recipe, the last one most; their names become part of its name.
         overrides: Such as "learning_rate=1e-5" or "fastrl.tau=0.6"; values are read as YAML.
 
     Raises:
         ConfigError: no such file, not YAML, an unknown key, or a value that cannot work.
     """
     content = read_yaml(path)
+    for change in changes:
+        content = merge(content, read_yaml(change))
     for override in overrides:
         _apply(content, override)
-    return parse_recipe(content, name=Path(path).stem)
+    return parse_recipe(content, name="-".join(Path(file).stem for file in (path, *changes)))
 
 
 def check_file(path: str | Path) -> dict[str, Any]:
@@ -151,15 +127,17 @@ def parse_recipe(content: Mapping[str, Any], *, name: str) -> Recipe:
     baseline = content.get("baseline", True)
     if not isinstance(baseline, bool):
         raise ConfigError(f"baseline: {baseline!r} is neither true nor false.")
-    task = _block(content, "task")
-    task_names = [f.name for f in dataclasses.fields(Task)]
-    for key in task:
-        if key not in task_names:
-            raise ConfigError(
-                f"task.{key} is unknown.{did_you_mean(key, task_names)} All: {', '.join(task_names)}."
-            )
-    fastrl = FastRLConfig.from_dict(_block(content, "fastrl"))
-    return Recipe(name=name, trainer=trainer, task=Task(**task), fastrl=fastrl, baseline=baseline)
+    algorithm = content.get("algorithm")
+    if algorithm is not None and not isinstance(algorithm, str):
+        raise ConfigError(f"algorithm: {algorithm!r} is no name, such as GRPO.")
+    return Recipe(
+        name=name,
+        trainer=trainer,
+        task=parse_task(_block(content, "task")),
+        fastrl=FastRLConfig.from_dict(_block(content, "fastrl")),
+        baseline=baseline,
+        algorithm=algorithm,
+    )
 
 
 def _check_trainer_keys(trainer: Mapping[str, Any]) -> None:

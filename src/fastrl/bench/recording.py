@@ -50,11 +50,13 @@ class Stopwatch:
 class Recorder(TrainerCallback):
     """Collect a row per step and per evaluation; the clock stands still while the model is evaluated.
 
+    TRL's own evaluations (`eval_strategy`) become rows of validations.jsonl.
+
     Evaluation leaves random state and training mode untouched (see `fastrl.testbed.evaluate`), so a
     run with evaluations is the run without them.
 
     Args:
-        evaluate: Model -> row of accuracies.
+        evaluate: Model -> row of accuracies; None where `evaluate_every` is.
         evaluate_every: Steps between evaluations; 0 = before and after only; None = never.
         label: Names the run to the progress.
         folder: Rows are appended to metrics.jsonl and evaluations.jsonl there; None = not written.
@@ -86,11 +88,20 @@ class Recorder(TrainerCallback):
             self.cpu_clock.stop()
             self._evaluate(state, kwargs["model"])
             self._start()
+        if control.should_evaluate:  # by the trainer itself, next
+            self.clock.stop()
+            self.cpu_clock.stop()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "train_runtime" in logs:  # the summary after the last step
             return
         train_s = self.clock.seconds
+        if any(key.startswith("eval_") for key in logs):
+            self._append("validations.jsonl", {"step": state.global_step, "train_s": train_s, **logs})
+            return
         before = self.metrics[-1]["train_s"] if self.metrics else 0.0
         row = {
             "step": state.global_step,

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers import PrinterCallback, set_seed
 
-from fastrl.bench.recipe import Recipe, Task
+from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress, Recorder, Silent
+from fastrl.bench.setup import set_up
 from fastrl.config import FastRLConfig
 
 STAGES = ("generation", "rewards", "old_ref", "select", "update")
@@ -70,6 +71,7 @@ def train_method(
     seed: int,
     folder: Path,
     evaluate: bool = True,
+    save: bool = False,
     progress: Progress | None = None,
 ) -> MethodRun:
     """Train a fresh copy of the task's model with one method.
@@ -80,27 +82,28 @@ def train_method(
         seed: Of torch, numpy and random, of the order of the prompts, and of which prompts are drawn.
         folder: Output folder of TRL and of the rows; made here.
         evaluate: Measure held-out accuracy.
+        save: Write the trained model and its processor to <folder>/model, where `fastrl eval` finds them.
         progress: Told about every step and evaluation.
     """
     from fastrl.integrations.trl import FastGRPOTrainer, TimedGRPOTrainer
-    from fastrl.rewards import accuracy_reward, format_reward
 
     progress = progress or Silent()
     folder.mkdir(parents=True, exist_ok=True)
     args = recipe.replace(**method.trainer, seed=seed).grpo_config(folder / "trainer")
     set_seed(seed)
-    model, processor, train_dataset, measure = _testbed(recipe.task, seed, with_evaluation=evaluate)
+    setup = set_up(
+        recipe.task, seed=seed, evaluate=evaluate, max_tokens=args.max_completion_length,
+        has_held_out=args.eval_strategy != "no",
+    )  # fmt: skip
+    is_main = args.process_index == 0
     recorder = Recorder(
-        method.label, measure, recipe.task.evaluate_every if evaluate else None, folder, progress
+        method.label,
+        setup.measure,
+        setup.evaluate_every,
+        folder if is_main else None,
+        progress if is_main else Silent(),
     )
-    arguments: dict[str, Any] = {
-        "model": model,
-        "processing_class": processor,
-        "reward_funcs": [accuracy_reward, format_reward],
-        "args": args,
-        "train_dataset": train_dataset,
-        "callbacks": [recorder],
-    }
+    arguments = {**setup.arguments, "args": args, "callbacks": [recorder]}
     if method.fastrl is None:
         trainer = TimedGRPOTrainer(**arguments)
     else:
@@ -110,6 +113,8 @@ def train_method(
         trainer.train()
     finally:
         progress.finish()
+    if save:
+        trainer.save_model(str(folder / "model"))
     return MethodRun(
         method=method,
         seed=seed,
@@ -128,28 +133,6 @@ def warm_up(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
         stock = Method(key="warm-up", label="warm-up")
         train_method(recipe.replace(max_steps=1), stock, seed=0, folder=Path(folder), evaluate=False)
-
-
-def _testbed(task: Task, seed: int, *, with_evaluation: bool) -> tuple[Any, Any, Any, Any]:
-    from fastrl import testbed
-    from fastrl.data.testbed import dataset, problems
-
-    testbed.cpu_settings(task.num_threads)
-    model, processor = testbed.load()
-    held_out = problems("held_out", task.held_out_prompts, 0) if with_evaluation else []
-
-    def measure(model: Any) -> dict[str, Any]:
-        greedy = testbed.evaluate(model, processor, held_out, greedy=True)
-        sampled = testbed.evaluate(model, processor, held_out, greedy=False, seed=0)
-        return {
-            "greedy": greedy["accuracy"],
-            "sampled": sampled["accuracy"],
-            "format": sampled["format"],
-            "families": greedy["families"],
-            "num": greedy["num"],
-        }
-
-    return model, processor, dataset("train", task.train_prompts, seed), measure
 
 
 def with_seed(method: Method, seed: int) -> Method:
