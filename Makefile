@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-vllm lint bench clean
+.PHONY: demo test test-all test-vllm venv-lmms test-lmms lint bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -45,6 +45,18 @@ test-all: $(READY) lint ## the same and the slow tests
 test-vllm: .venv-vllm/.ready ## generation through real vLLM on the CPU (3.6 GB, an environment of its own)
 	.venv-vllm/bin/python -m pytest tests/with_vllm
 
+.venv-lmms/.ready: tests/with_lmms/requirements.txt
+	$(PYTHON) -m venv .venv-lmms
+	.venv-lmms/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-lmms/bin/pip install --quiet --disable-pip-version-check -r tests/with_lmms/requirements.txt
+	.venv-lmms/bin/pip install --quiet --disable-pip-version-check --no-deps lmms-eval==0.7.3
+	@touch .venv-lmms/.ready
+
+venv-lmms: .venv-lmms/.ready ## lmms-eval for `fastrl eval`, in an environment of its own (1.5 GB)
+
+test-lmms: $(READY) .venv-lmms/.ready ## the four out-of-domain sets through real lmms-eval, on ten items each
+	$(BIN)/pytest tests/with_lmms
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,4 +75,4 @@ bench: $(READY)         ## the figures of docs/benchmarks.md (three hours on two
 	$(BIN)/python benchmarks/methods.py peers
 
 clean:
-	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .venv-vllm .venv-lmms .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

@@ -1,4 +1,4 @@
-"""The command line: `fastrl train | data | simulate | diagnose | config | doctor`. It parses and calls."""
+"""The command line: `fastrl train | eval | data | simulate | diagnose | config | doctor`. It parses and calls."""
 
 import os
 import sys
@@ -88,6 +88,69 @@ def train(
     console.print(f"figure:     {image}", highlight=False, markup=False, soft_wrap=True)
 
 
+@app.command(name="eval")
+def evaluate(
+    run: tyro.conf.Positional[str],
+    /,
+    benchmarks: tuple[str, ...],
+    base: str | None = None,
+    k: int = 0,
+    limit: int | None = None,
+    sources: tuple[str, ...] = (),
+    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    reward: str = "accuracy",
+    prompt: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 1.0,
+    batch_size: int = 32,
+    engine: Literal["transformers", "vllm"] = "transformers",
+    lmms_python: str = ".venv-lmms/bin/python",
+    lmms_model: str | None = None,
+    judge: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    seed: int = 0,
+    out: Path | None = None,
+) -> None:
+    """Accuracy of a trained model beside its base model, greedy and sampled, with intervals over problems.
+
+    Args:
+        run: Run folder of `fastrl train`, or folder or hub name of a model.
+        benchmarks: testbed, geometry3k, geoqa8k, math; by lmms-eval: mathverse, mathvision, mathvista, wemath.
+        base: Model before training. Default: that of the run's recipe.
+        k: Sampled answers per problem, for pass@1 to pass@k; 0 = greedy only.
+        limit: The first so many problems of each benchmark.
+        sources: Where data lies: geometry3k=PATH; for benchmarks of lmms-eval a folder of task files, or `standin`
+            for ten items that we draw. Default: the hub.
+        keep_good: Leave out problems with faults, as `fastrl data` does.
+        reward: Of a model without a run folder: what counts as an answer (paper, easyr1_math, r1v, accuracy).
+        prompt: Template around the problem. Default: that of the run's recipe.
+        max_tokens: Most tokens of an answer. Default: that of the run's recipe, or 2048.
+        temperature: Of sampled answers.
+        batch_size: Sequences at once (transformers).
+        engine: What generates.
+        lmms_python: Python of the environment with lmms-eval (`make venv-lmms`).
+        lmms_model: lmms-eval's name of the kind of model, such as qwen2_5_vl or vllm. Default: by the model.
+        judge: Let lmms-eval's judge score, too; needs OPENAI_API_KEY. Kept apart from the score of our rules.
+        seed: Of sampled answers.
+        out: Folder of answers and of evaluation.json. Default: RUN/eval.
+    """
+    from rich.console import Console
+
+    from fastrl.bench.evaluation import Request, evaluate_run
+    from fastrl.bench.lmms import Harness
+    from fastrl.report.evaluation import evaluation_tables
+
+    console = Console()
+    request = Request(
+        run=run, benchmarks=benchmarks, base=base, k=k, limit=limit, sources=sources, keep_good=keep_good,
+        reward=reward, prompt=prompt, max_tokens=max_tokens, temperature=temperature, batch_size=batch_size,
+        engine=engine, lmms=Harness(python=lmms_python, kind=lmms_model, judge=judge), seed=seed, out=out,
+    )  # fmt: skip
+    folder, result = evaluate_run(request, lambda line: console.print(line, markup=False))
+    for table in evaluation_tables(result):
+        console.print(table)
+    console.print(f"answers and evaluation.json: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
 @app.command
 def data(
     name: tyro.conf.Positional[str],
@@ -128,8 +191,9 @@ def data(
     from fastrl.data.prepare import Request, prepare
 
     request = Request(
-        name=name, check=check, to=to, out=out, source=source, splits=splits, keep_good=keep_good, limit=limit, prompt=prompt,
-        system=system, columns=columns, max_prompt_tokens=max_prompt_tokens, model=model, max_pixels=max_pixels,
+        name=name, check=check, to=to, out=out, source=source, splits=splits, keep_good=keep_good, limit=limit,
+        prompt=prompt, system=system, columns=columns, max_prompt_tokens=max_prompt_tokens, model=model,
+        max_pixels=max_pixels,
     )  # fmt: skip
     for done in prepare(request):
         print(f"{done.split}: {done.report}")

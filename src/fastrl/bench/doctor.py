@@ -48,7 +48,7 @@ def examine(recipe: str | Path | None = None) -> list[Check]:
     """Run all checks. Nothing is installed, changed or downloaded."""
     checks = [_python(), *_packages(), _torchvision()]
     if _has("torch"):
-        checks += [*_processes(), *_cpu()]
+        checks += _cpu()
     if _has("trl"):
         checks.append(_signatures())
         if recipe is not None:
@@ -127,16 +127,6 @@ def _signatures() -> Check:
     )
 
 
-def _processes() -> Iterator[Check]:
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    yield Check(
-        name="processes",
-        status="ok" if world_size == 1 else "problem",
-        detail=f"WORLD_SIZE {world_size}",
-        remedy="" if world_size == 1 else "`fastrl train` measures one process: start it without a launcher.",
-    )
-
-
 def _cpu() -> Iterator[Check]:
     import torch
 
@@ -198,28 +188,38 @@ def _recipe(path: str | Path) -> Iterator[Check]:
 
 
 def _batches(recipe: "Recipe") -> Iterator[Check]:
-    args, task = recipe.grpo_config("unused"), recipe.task
-    rows = args.generation_batch_size
-    prompts = rows // args.num_generations
+    from fastrl.bench.plan import batches, count_rows
+
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    meant = getattr(recipe.task, "processes", None) or started
+    yield Check(
+        name="processes",
+        status="ok" if meant == started else "note",
+        detail=f"{started} here, the recipe is written for {meant}",
+        remedy=""
+        if meant == started
+        else f"accelerate launch --num_processes {meant} -m fastrl.cli train ...",
+    )
+    shape, num_train = batches(recipe, meant), count_rows(recipe)["train"]
     yield Check(
         name="batch",
         status="ok",
-        detail=f"{rows} rollouts per generation = {prompts} prompts x {args.num_generations}",
+        detail=f"{shape.rows_per_round} rollouts per generation = {shape.prompts} prompts x {shape.num_rollouts}",
     )
-    if task.train_prompts < prompts:
+    rounds, left_over = divmod(num_train, shape.prompts)
+    if not rounds:
         yield Check(
             name="prompts",
             status="problem",
-            detail=f"{task.train_prompts} training prompts do not fill one generation of {prompts}",
+            detail=f"{num_train} training prompts do not fill one generation of {shape.prompts}",
             remedy="Raise task.train_prompts, or lower per_device_train_batch_size or steps_per_generation.",
         )
         return
-    rounds, left_over = divmod(task.train_prompts, prompts)
     yield Check(
         name="prompts",
         status="note" if left_over else "ok",
-        detail=f"{task.train_prompts} training prompts, {prompts} per generation, {rounds} generations per epoch",
-        remedy=f"{left_over} prompts are left out of every epoch: choose a multiple of {prompts}."
+        detail=f"{num_train} training prompts, {shape.prompts} per generation, {rounds} generations per epoch",
+        remedy=f"{left_over} prompts are left out of every epoch: choose a multiple of {shape.prompts}."
         if left_over
         else "",
     )
