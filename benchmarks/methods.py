@@ -34,7 +34,7 @@ from fastrl.report.console import RunProgress
 
 RECIPES = Path("recipes/testbed")
 PEERS = (
-    "cppo", "pods", "greso", "dapo_dynamic", "advantage_only", "random", "two_grpo", "logdet", "leverage", "per_prompt",
+    "cppo", "pods", "greso", "dapo_dynamic", "advantage_only", "random", "two_grpo", "logdet", "leverage",
 )  # fmt: skip
 
 
@@ -56,19 +56,18 @@ def from_recipe(name: str, key: str | None = None, label: str | None = None, **f
 def methods_of(table: str, recipe: Recipe) -> list[Method]:
     """The methods of a table; the first is what the others are compared with."""
     stock = stock_with(recipe, 8)
-    unbiased = from_recipe("unbiased", label="unbiased + discovery")
     if table == "headline":
-        stated = from_recipe("unbiased", "unbiased-tau0.4", "unbiased + discovery, tau 0.4", tau=0.4)
-        tight = from_recipe("unbiased", "unbiased-tau0.1", "unbiased + discovery, tau 0.1", tau=0.1)
+        loose = from_recipe("unbiased", "unbiased-tau0.4", "unbiased + discovery, tau 0.4", tau=0.4)
+        recommended = from_recipe("unbiased", "unbiased-tau0.1", "unbiased + discovery, tau 0.1")
         from_5 = from_recipe(
-            "unbiased", "unbiased-from5", "unbiased + discovery from 5, tau 0.1", tau=0.1, initial_rollouts=5
+            "unbiased", "unbiased-from5", "unbiased + discovery from 5, tau 0.1", initial_rollouts=5
         )
-        dealt = from_recipe("per_prompt", "per_prompt-none", "per_prompt, tau 0.1", tau=0.1, refill="none")
+        dealt = from_recipe("per_prompt", "per_prompt-none", "per_prompt, tau 0.1", refill="none")
         return [
             stock,
-            *(longer(method, recipe) for method in (stated, tight, from_5, dealt)),
+            *(longer(method, recipe) for method in (loose, recommended, from_5, dealt)),
             *(longer(stock_with(recipe, g), recipe) for g in (5, 4)),
-            from_recipe("unbiased", "unbiased-fixed", "unbiased, G = 8, tau 0.1", budget="fixed", tau=0.1),
+            from_recipe("unbiased", "unbiased-fixed", "unbiased, G = 8, tau 0.1", budget="fixed"),
         ]
     if table == "grid":
         return [stock] + [
@@ -80,7 +79,9 @@ def methods_of(table: str, recipe: Recipe) -> list[Method]:
             for tau in (0.4, 0.8, 1.0)
         ]  # fmt: skip
     published = Method(key="published", label="published (mdap + ars)", fastrl=recipe.fastrl)
-    return [stock, published, unbiased, *(from_recipe(name) for name in PEERS)]
+    unbiased = from_recipe("unbiased", label="unbiased + discovery, tau 0.4", tau=0.4)
+    dealt = from_recipe("per_prompt", label="per_prompt, tau 0.4", tau=0.4)
+    return [stock, published, unbiased, dealt, *(from_recipe(name) for name in PEERS)]
 
 
 def longer(method: Method, recipe: Recipe) -> Method:

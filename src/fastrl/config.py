@@ -65,6 +65,8 @@ class FastRLConfig:
             highest |A|) | dummy (rows without weight).
         micro_batches: repack (the fewest micro-batches; the rest of the micro-steps are skipped) |
             shrink (all micro-steps, with fewer rows each: least memory).
+        share_prompt: auto (the prompt of a group is prefilled once where the engine generates by transformers and the
+            model was compared with the ordinary path) | off.
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
         max_empty_steps: Steps in a row without any signal (and with at least 64 groups), after which
             training stops with an explanation.
@@ -97,6 +99,7 @@ class FastRLConfig:
     max_refills: int = 8
     align: str = "top_up"
     micro_batches: str = "repack"
+    share_prompt: str = "auto"
     outcome_key: str | None = None
     max_empty_steps: int = 10
     trace: bool = False
@@ -113,6 +116,7 @@ class FastRLConfig:
         "refill": REFILLS,
         "align": ("top_up", "dummy"),
         "micro_batches": ("repack", "shrink"),
+        "share_prompt": ("auto", "off"),
     }
     _ranges: ClassVar[dict[str, tuple[float, float, str]]] = {
         "tau": (0.0, 1.0, "it is a share of n-grams that differ"),

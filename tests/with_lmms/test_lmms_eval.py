@@ -32,8 +32,8 @@ def test_a_set_from_end_to_end(tmp_path, name):
     )
     assert [row.id for row in outcome.rows] == [f"{name}-{i:05d}" for i in range(10)]
     assert sum(row.choices is not None for row in outcome.rows) == (10 if name == "wemath" else 5)
-    assert all("\\boxed" in answers.greedy for answers in outcome.answers[:3]), (
-        "the reasoning model's own words"
+    assert any("</think>" in answers.greedy for answers in outcome.answers), (
+        "its own words, reasoning included"
     )
     items = [judge(row, answers, STATED) for row, answers in zip(outcome.rows, outcome.answers, strict=True)]
     found = summarize({"base": items}, [1])

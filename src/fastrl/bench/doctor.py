@@ -200,6 +200,7 @@ def _batches(recipe: "Recipe") -> Iterator[Check]:
         if meant == started
         else f"accelerate launch --num_processes {meant} -m fastrl.cli train ...",
     )
+    yield _shared_prompts(recipe)
     shape, num_train = batches(recipe, meant), count_rows(recipe)["train"]
     yield Check(
         name="batch",
@@ -222,6 +223,39 @@ def _batches(recipe: "Recipe") -> Iterator[Check]:
         remedy=f"{left_over} prompts are left out of every epoch: choose a multiple of {shape.prompts}."
         if left_over
         else "",
+    )
+
+
+def _shared_prompts(recipe: "Recipe") -> Check:
+    """Is the prompt of a group prefilled once? Read from the model's configuration; nothing is loaded."""
+    from transformers import AutoConfig
+
+    from fastrl.bench.tasks import DataTask
+    from fastrl.integrations.trl import SHARED_PREFILL_MODELS
+    from fastrl.testbed import checkpoint_path
+
+    name, task = "share_prompt", recipe.task
+    if recipe.fastrl.share_prompt == "off":
+        return Check(name=name, status="note", detail="off: prompts are prefilled once per rollout")
+    if recipe.trainer.get("use_vllm"):
+        return Check(name=name, status="ok", detail="left to vLLM, whose prefix cache does it")
+    model = task.model if isinstance(task, DataTask) else str(checkpoint_path())
+    try:
+        kind = AutoConfig.from_pretrained(model, local_files_only=True).model_type
+    except (OSError, ValueError):
+        return Check(
+            name=name, status="note", detail=f"{model} is not on this machine: it shows when training starts"
+        )
+    if kind in SHARED_PREFILL_MODELS:
+        return Check(
+            name=name,
+            status="ok",
+            detail=f"generation prefills a prompt of {kind} once per group, and compares both paths once",
+        )
+    return Check(
+        name=name,
+        status="note",
+        detail=f"models of the type {kind} were not compared with the ordinary path: prefilled once per rollout",
     )
 
 

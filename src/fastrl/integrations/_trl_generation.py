@@ -6,6 +6,7 @@ advantages stay TRL's own, for every `scale_rewards` and `multi_objective_aggreg
 """
 
 import contextlib
+import functools
 import inspect
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from trl import GRPOTrainer
 
 from fastrl.batching import round_up_counts
 from fastrl.integrations._trl_data import own_row
+from fastrl.integrations._trl_prefill import SharedPrefill
 from fastrl.integrations._trl_rows import OncePerPrompt, repeat_prompts
 from fastrl.integrations._trl_stages import StageTimesMixin
 
@@ -33,11 +36,15 @@ class GroupsMixin(StageTimesMixin):
     beta: float
     processing_class: Any
     vllm_importance_sampling_correction: bool
+    _share_prompt = "auto"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._counts_P = np.zeros(0, dtype=np.int64)
         self._defer_logps = False
         self._round_prompt_ids: list[str] = []
+        self._own_slots: list[int] = []
+        self._num_tokens_saved = 0
+        self._prefill: SharedPrefill | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -64,6 +71,9 @@ class GroupsMixin(StageTimesMixin):
             logged.clear()  # TRL keeps the last full batch of rows: more than a wave with smaller groups
         with self._full_groups(own):
             batch = super()._generate_and_score_completions([own_row(prompts[p]) for p in own])
+        saved = torch.tensor(self._num_tokens_saved, device=self.accelerator.device)
+        self._counts["prompt_tokens_saved"] += int(self.accelerator.reduce(saved))
+        self._num_tokens_saved = 0
         if self._is_ragged:
             self._leave_out_filling(batch, slice(rank * num_own, (rank + 1) * num_own))
         # Of two reward functions of one name, TRL shows the second.
@@ -79,9 +89,9 @@ class GroupsMixin(StageTimesMixin):
         saved = {name: getattr(self, name, None) for name in names}
         self.num_generations = int(self._counts_P.max())
         self.beta, self.vllm_importance_sampling_correction, self._defer_logps = 0.0, False, True
+        self._own_slots = np.unique(own_slots, return_inverse=True)[1].tolist()
         if self._is_vlm and not (self.tools or self.environment_factories or self.rollout_func):
-            slots = np.unique(own_slots, return_inverse=True)[1]
-            self.processing_class = OncePerPrompt(self.processing_class, slots.tolist())
+            self.processing_class = OncePerPrompt(self.processing_class, self._own_slots)
         try:
             yield
         finally:
@@ -113,7 +123,7 @@ class GroupsMixin(StageTimesMixin):
         repeated = repeat_prompts(fields, images, slots)
         if repeated is None:
             return super()._tokenize_prompts(prompts)
-        once.fields = repeated
+        once.fields, once.fields_of_prompts = repeated, fields
         return [prompt_ids[p] for p in slots], images and [images[p] for p in slots], repeated
 
     def _generate_single_turn(
@@ -125,13 +135,20 @@ class GroupsMixin(StageTimesMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        ask = functools.partial(super()._generate_single_turn, **kwargs)
         # A tool loop asks again with num_generations = 1: a request per row, whatever the groups are.
         asks_by_group = self.use_vllm and self.vllm_mode == "server" and num_generations > 1
-        if not (self.model.training and asks_by_group and self._is_ragged):
-            return super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
-            )
-        ask = super()._generate_single_turn
+        if self.model.training and asks_by_group and self._is_ragged:
+            return self._ask_by_group(ask, prompt_ids, images, multimodal_fields, *args)
+        shared = self._ask_once_per_prompt(ask, prompt_ids, images, multimodal_fields, num_generations, *args)
+        if shared is not None:
+            return shared
+        return ask(prompt_ids, images, multimodal_fields, num_generations, *args)
+
+    def _ask_by_group(
+        self, ask: Any, prompt_ids: list, images: list | None, multimodal_fields: dict, *args: Any
+    ) -> Any:
+        """Ask TRL's vLLM client, which knows one number of rollouts, once for each number that there is."""
         counts_N = np.repeat(self._counts_P, self._counts_P)
         all_ids = gather_object(prompt_ids)
         all_images = gather_object(images if images is not None else [None] * len(prompt_ids))
@@ -142,13 +159,85 @@ class GroupsMixin(StageTimesMixin):
             # every process as many rows back as it put in.
             mine = rows if self.accelerator.is_main_process else []
             asked = [all_ids[row] for row in mine], [all_images[row] for row in mine]
-            completions, logprobs = ask(*asked, multimodal_fields, count, *args, **kwargs)
+            completions, logprobs = ask(*asked, multimodal_fields, count, *args)
             for k, row in enumerate(mine):
                 found[row] = (completions[k], logprobs[k])
         (found,) = broadcast_object_list([found], from_process=0)
         first = self.accelerator.process_index * len(prompt_ids)
         own = found[first : first + len(prompt_ids)]
         return [completion for completion, _ in own], [logprobs for _, logprobs in own]
+
+    def _ask_once_per_prompt(
+        self,
+        ask: Any,
+        prompt_ids: list,
+        images: list | None,
+        multimodal_fields: dict,
+        num_generations: int,
+        *args: Any,
+    ) -> Any:
+        """Generate all rollouts from one prefill per prompt; None where that is not possible or not equal.
+
+        Ranks decide together: sharded engines wait for each other in every forward pass.
+        """
+        prefill = self._prefill_of_model()
+        if prefill is None or not self.model.training or not self._defer_logps:
+            return None
+        first = self._first_rows(prompt_ids)
+        fields = None if first is None else self._fields_of(first, images, multimodal_fields)
+        if (
+            not self._everywhere(fields is not None and prefill.reason is None)
+            or first is None
+            or fields is None
+        ):
+            return None
+        ids = [prompt_ids[row] for row in first]
+        with prefill.sharing(torch.tensor(self._own_slots)):
+            answers = ask(ids, images and [images[row] for row in first], fields, num_generations, *args)
+        if not self._everywhere(prefill.reason is None):
+            if prefill.reason is None:
+                prefill.give_up("both paths differ on another rank")
+            return None
+        self._num_tokens_saved += sum(map(len, prompt_ids)) - sum(map(len, ids))
+        return answers
+
+    def _everywhere(self, is_so: bool) -> bool:
+        if self.accelerator.num_processes == 1:
+            return is_so
+        num = self.accelerator.reduce(torch.tensor(int(is_so), device=self.accelerator.device))
+        return int(num) == self.accelerator.num_processes
+
+    def _first_rows(self, prompt_ids: list) -> list[int] | None:
+        """The first row of each prompt on this rank; None where rows are not those of `_sample`."""
+        slots = self._own_slots
+        if len(prompt_ids) != len(slots):
+            return None
+        first = np.unique(slots, return_index=True)[1].tolist()
+        is_repeated = all(ids == prompt_ids[first[slot]] for ids, slot in zip(prompt_ids, slots, strict=True))
+        return first if is_repeated else None
+
+    def _fields_of(
+        self, first: Sequence[int], images: list | None, multimodal_fields: dict
+    ) -> dict[str, Any] | None:
+        """The processor's fields of these prompts; None where it is not known whose pixels are whose."""
+        once = self.processing_class
+        if isinstance(once, OncePerPrompt) and once.fields:
+            return once.fields_of_prompts
+        num_rows = len(self._own_slots)
+        if images is not None or any(len(value) != num_rows for value in multimodal_fields.values()):
+            return None
+        return {name: [value[row] for row in first] for name, value in multimodal_fields.items()}
+
+    def _prefill_of_model(self) -> SharedPrefill | None:
+        """What shares the prefill of prompts in this trainer's generation; None where another engine generates."""
+        generates_otherwise = self.use_vllm or self.use_transformers_continuous_batching
+        generates_otherwise |= _own_generation(type(self)) is not GRPOTrainer
+        asks_in_turns = self.tools or self.environment_factories or self.rollout_func
+        if self._share_prompt == "off" or generates_otherwise or asks_in_turns:
+            return None
+        if self._prefill is None:
+            self._prefill = SharedPrefill(self.accelerator.unwrap_model(self.model))
+        return self._prefill
 
     def _calculate_rewards(
         self, inputs: list, prompts: list, completions: list, completion_ids_list: list
@@ -229,6 +318,12 @@ class GroupsMixin(StageTimesMixin):
         except Exception as error:
             return error
         return None
+
+
+def _own_generation(trainer: type) -> type:
+    """The class behind ours whose `_generate_single_turn` is called."""
+    behind = trainer.__mro__[trainer.__mro__.index(GroupsMixin) + 1 :]
+    return next(c for c in behind if "_generate_single_turn" in vars(c))
 
 
 def _no_log(*args: Any, **kwargs: Any) -> None:

@@ -244,13 +244,15 @@ class OncePerPrompt:
         slots: The prompt of each row on this rank, numbered from 0; a call with another number of
             rows is not the one that is meant.
 
-    `fields` are those of the round's rows, once they are known; None = process as usual.
+    `fields` are those of the round's rows, once they are known; None = process as usual. `fields_of_prompts` are the
+    same, one for each prompt.
     """
 
     def __init__(self, processor: Any, slots: Sequence[int]) -> None:
         self._processor = processor
         self.slots = slots
         self.fields: dict[str, Any] | None = None
+        self.fields_of_prompts: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)

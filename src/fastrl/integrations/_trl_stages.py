@@ -15,7 +15,7 @@ else:
     _Host = object
 
 STAGES = ("generation", "rewards", "old_ref", "select", "update")
-COUNTS = ("rollouts", "trained/rows", "trained/tokens")
+COUNTS = ("rollouts", "trained/rows", "trained/tokens", "prompt_tokens_saved")
 
 _EXPECTED = {
     "_calculate_rewards": "inputs prompts completions completion_ids_list",

@@ -29,6 +29,7 @@ from fastrl.config import FastRLConfig
 from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
 from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, Reserve, prompt_ids_of
 from fastrl.integrations._trl_logps import DeferredLogpsMixin, loss_mask
+from fastrl.integrations._trl_prefill import VERIFIED as SHARED_PREFILL_MODELS
 from fastrl.integrations._trl_round import RoundRows, build_micro_batches, join_waves
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_run_folder import RunFolder, model_card_section
@@ -38,7 +39,14 @@ from fastrl.integrations._trl_waves import Wave, WavesMixin
 from fastrl.method import FastRL
 from fastrl.types import FastRLError, Group, GroupError, NonFiniteError, NoSignalError, Selection
 
-__all__ = ["STATE_FILE", "FastGRPOTrainer", "FastRLMixin", "TimedGRPOTrainer", "signature_problems"]
+__all__ = [
+    "SHARED_PREFILL_MODELS",
+    "STATE_FILE",
+    "FastGRPOTrainer",
+    "FastRLMixin",
+    "TimedGRPOTrainer",
+    "signature_problems",
+]
 
 _ROW_MEAN_LOSSES = ("grpo", "sapo", "luspo", "dr_grpo")
 _TOKEN_SUM_LOSSES = ("dapo", "cispo", "vespo")
@@ -108,6 +116,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         super().__init__(*args, **kwargs)
         config = fastrl or FastRLConfig()
         check_supported(self, config)
+        self._share_prompt = config.share_prompt
         self._prompt_ids = prompt_ids_of(self.train_dataset)
         self._row_of_id = {prompt_id: row for row, prompt_id in enumerate(self._prompt_ids)}
         self._numbered_rows = NumberedRows(self.train_dataset, self._prompt_ids)
