@@ -178,19 +178,19 @@ def test_sampled_tokens_have_the_frequencies_of_the_model():
         assert chi2 < degrees + 4 * np.sqrt(2 * degrees) + 4, "beyond any chance of 1e-4"
 
 
-def train(share, folder, model=None, steps=3, **settings):
+def train(share, folder, model=None, steps=3, args=None, **settings):
     torch.manual_seed(0)
-    args = GRPOConfig(
+    config = GRPOConfig(
         str(folder), per_device_train_batch_size=16, num_generations=4, max_completion_length=8, max_steps=steps,
         use_cpu=True, bf16=False, report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no",
-        learning_rate=1e-3, top_k=0, gradient_checkpointing=False,
+        learning_rate=1e-3, top_k=0, gradient_checkpointing=False, **args or {},
     )  # fmt: skip
     arguments = {
         "model": model or text_model(), "processing_class": text_tokenizer(), "reward_funcs": parity_reward,
         "train_dataset": text_dataset(),
     } | settings  # fmt: skip
-    config = FastRLConfig(share_prompt=share, budget="fixed")
-    trainer = FastGRPOTrainer(**arguments, args=args, fastrl=config)
+    fastrl = FastRLConfig(share_prompt=share, budget="fixed")
+    trainer = FastGRPOTrainer(**arguments, args=config, fastrl=fastrl)
     trainer.train()
     return [row for row in trainer.state.log_history if "loss" in row]
 
@@ -286,26 +286,26 @@ def test_broken_positions_are_caught(monkeypatch):
     assert "differ by" in prefill.reason
 
 
-@pytest.mark.parametrize("change", ["type", "cache", "signature"])
+@pytest.mark.parametrize("change", ["type", "static", "no cache", "signature"])
 def test_what_cannot_be_shared_says_why_once(tmp_path, monkeypatch, change):
-    model = text_model()
+    from fastrl.integrations import _trl_prefill
+
+    model, settings = text_model(), {}
     if change == "type":
         model.config.model_type = "unheard_of"
         reason = "models of the type unheard_of were not compared"
-    elif change == "cache":
-        model.generation_config.cache_implementation = "static"
+    elif change == "static":
+        settings = {"cache_implementation": "static"}
         reason = "'static' has a fixed number of rows"
+    elif change == "no cache":
+        settings = {"generation_kwargs": {"use_cache": False}}
+        reason = "use_cache is off"
     else:
-        from fastrl.integrations import _trl_prefill
-
         monkeypatch.setitem(_trl_prefill._EXPECTED, "_prefill", ["input_ids"])
         reason = "this transformers' _prefill takes"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if change == "cache":
-            assert reason in (SharedPrefill(model).reason or "")
-            return
-        rows = train("auto", tmp_path, model)
+        rows = train("auto", tmp_path, model, steps=2, args=settings)
     assert sum(reason in str(warning.message) for warning in caught) == 1
     assert all(row["fastrl/prompt_tokens_saved"] == 0 for row in rows)
 

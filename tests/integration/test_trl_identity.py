@@ -261,6 +261,7 @@ def sampled_by_default(tmp_path_factory):
     return sample(Sampled, tmp_path_factory.mktemp("run"))[0]
 
 
+@pytest.mark.filterwarnings("ignore:share_prompt.*cache_implementation:UserWarning")
 @pytest.mark.parametrize("setting", SAMPLING)
 def test_sampling_settings_give_the_rollouts_of_stock_trl(tmp_path, sampled_by_default, setting):
     expected, gradients = sample(Sampled, tmp_path, **SAMPLING[setting])

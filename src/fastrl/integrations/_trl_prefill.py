@@ -74,6 +74,9 @@ class SharedPrefill:
     def _check(self, ordinary: Any, index: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Compare logits of a few greedy tokens with the ordinary path; if they differ, say so and share no more."""
         self._is_checked = True
+        reason = _why_not_with(kwargs["generation_config"], self._model.generation_config)
+        if reason is not None:
+            return self.give_up(reason)
         kwargs = {**kwargs, "generation_config": _greedy(kwargs["generation_config"])}
         wanted = ordinary(*args, **kwargs)
         with _shared(self._model, index):
@@ -118,7 +121,17 @@ def _why_not(model: Any) -> str | None:
         return (
             f"models of the type {kind} were not compared with the ordinary path; {', '.join(VERIFIED)} were"
         )
-    implementation = getattr(model.generation_config, "cache_implementation", None)
+    return None
+
+
+def _why_not_with(config: GenerationConfig, default: GenerationConfig) -> str | None:
+    """What in a generation's settings does not go with a cache that is taken by index; None in `config` = `default`."""
+    use_cache, implementation = (
+        value if (value := getattr(config, name, None)) is not None else getattr(default, name, None)
+        for name in ("use_cache", "cache_implementation")
+    )
+    if use_cache is False:
+        return "use_cache is off, so there is no prefill to share"
     if implementation not in (None, "dynamic"):
         return f"cache_implementation {implementation!r} has a fixed number of rows"
     return None
