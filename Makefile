@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-vllm venv-lmms test-lmms lint bench clean
+.PHONY: demo test test-all test-vllm venv-lmms test-lmms test-verl lint bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -57,6 +57,16 @@ venv-lmms: .venv-lmms/.ready ## lmms-eval for `fastrl eval`, in an environment o
 test-lmms: $(READY) .venv-lmms/.ready ## the four out-of-domain sets through real lmms-eval, on ten items each
 	$(BIN)/pytest tests/with_lmms
 
+.venv-verl/.ready: pyproject.toml tests/with_verl/requirements.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check -r tests/with_verl/requirements.txt
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 -e .
+	@touch .venv-verl/.ready
+
+test-verl: .venv-verl/.ready ## what needs verl: so far, that its data loader reads what `fastrl data --to verl` writes
+	.venv-verl/bin/python -m pytest tests/with_verl
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,4 +85,4 @@ bench: $(READY)         ## the figures of docs/benchmarks.md (three hours on two
 	$(BIN)/python benchmarks/methods.py peers
 
 clean:
-	rm -rf .venv .venv-vllm .venv-lmms .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .venv-vllm .venv-lmms .venv-verl .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

@@ -3,6 +3,7 @@
     python benchmarks/methods.py headline          # stock TRL against the recommended settings, and what each part adds
     python benchmarks/methods.py grid              # weighting x tau
     python benchmarks/methods.py peers             # CPPO, PODS, GRESO, DAPO's dynamic sampling, 2-GRPO, ...
+    python benchmarks/methods.py experimental      # logdet and leverage
 
 Each cell (method, seed) is a JSON file under runs/bench/methods; a finished one is never run again, so that tables
 share cells and a benchmark can be stopped and started. Prints markdown.
@@ -33,11 +34,8 @@ from fastrl.bench.training import Method
 from fastrl.report.console import RunProgress
 
 RECIPES = Path("recipes/testbed")
-PEERS = (
-    "cppo", "pods", "greso", "dapo_dynamic", "advantage_only", "random", "two_grpo", "logdet", "leverage",
-)  # fmt: skip
-
-
+PEERS = ("cppo", "pods", "greso", "dapo_dynamic", "advantage_only", "random", "two_grpo")
+EXPERIMENTAL = ("logdet", "leverage")
 LONGER = 1.5
 
 
@@ -78,10 +76,10 @@ def methods_of(table: str, recipe: Recipe) -> list[Method]:
             for weighting in (0.0, 0.5, 1.0)
             for tau in (0.4, 0.8, 1.0)
         ]  # fmt: skip
+    recommended = from_recipe("unbiased", "unbiased-tau0.1", "recommended (unbiased + discovery)")
     published = Method(key="published", label="published (mdap + ars)", fastrl=recipe.fastrl)
-    unbiased = from_recipe("unbiased", label="unbiased + discovery, tau 0.4", tau=0.4)
-    dealt = from_recipe("per_prompt", label="per_prompt, tau 0.4", tau=0.4)
-    return [stock, published, unbiased, dealt, *(from_recipe(name) for name in PEERS)]
+    names = EXPERIMENTAL if table == "experimental" else PEERS
+    return [stock, longer(recommended, recipe), published, *(from_recipe(name) for name in names)]
 
 
 def longer(method: Method, recipe: Recipe) -> Method:
@@ -133,7 +131,7 @@ def equal_step_s(cell: dict[str, Any], num_evaluations: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", choices=["headline", "grid", "peers"])
+    parser.add_argument("table", choices=["headline", "grid", "peers", "experimental"])
     parser.add_argument("--set", nargs="*", default=[], help="key=value changes of the quickstart recipe")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/methods"))
