@@ -95,13 +95,15 @@ def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
     num_evaluations, num_steps = len(cells[baseline][0]["evaluations"]), len(cells[baseline][0]["steps"])
     base_s = np.array([equal_step_s(cell, num_evaluations) for cell in cells[baseline]])
     lines = [
-        "| method | final accuracy (range) | s / step | speed-up [95 %] | never | equal steps | kept | G_t mean |",
+        "| method | final accuracy (range) | s / step (processor) | speed-up [95 %] | never | equal steps | kept "
+        "| G_t mean |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for method in methods:
         row = cells[method.key]
         final = [final_accuracy(curve(cell, accuracy)[:num_evaluations]) for cell in row]
         train_s = np.array([equal_step_s(cell, num_evaluations) for cell in row])
+        cpu_s = [cell["summary"]["cpu_s"] / len(cell["steps"]) for cell in row]
         rollouts = [cell["summary"]["rollouts"] for cell in row]
         kept = np.mean([r["trained"] / r["generated"] for r in rollouts])
         per_prompt = np.mean([[step[1] for step in cell["steps"][:num_steps]] for cell in row])
@@ -109,7 +111,7 @@ def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
         ratio = f"{s.ratio:.2f} [{s.low:.2f}, {s.high:.2f}]" if s.num_pairs > 1 else "-"
         lines.append(
             f"| {method.label} | {np.mean(final):.1%} ({min(final):.1%} - {max(final):.1%}) "
-            f"| {np.median(train_s) / num_steps:.2f} "
+            f"| {np.median(train_s) / num_steps:.2f} ({np.median(cpu_s):.2f}) "
             f"| {'1' if method.key == baseline else ratio} | {s.num_never} of {len(row)} "
             f"| {np.exp(np.mean(np.log(base_s / train_s))):.2f} | {kept:.0%} | {per_prompt:.1f} |"
         )
@@ -119,7 +121,8 @@ def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
         f"Held-out {accuracy} accuracy on {num} problems, {len(cells[baseline])} seeds. Speed-up: training seconds "
         f"until the final accuracy of {methods[0].label} (its last {NUM_LAST} evaluations, per seed), paired by seed, "
         "geometric mean and bootstrap interval over seeds; never: seeds that did not reach it, left out. Equal steps: "
-        "seconds of the same number of updates.",
+        "seconds of the same number of updates. Processor: seconds of all threads, the steadier of the two on a busy "
+        "machine.",
     ]
     return "\n".join(lines)
 

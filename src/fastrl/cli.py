@@ -1,4 +1,4 @@
-"""The command line: `fastrl train | eval | data | simulate | diagnose | config | doctor`. It parses and calls."""
+"""The command line: one function per subcommand of `fastrl`. It parses and calls."""
 
 import os
 import sys
@@ -86,6 +86,63 @@ def train(
 
     _, image = draw_run(done.folder)
     console.print(f"figure:     {image}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command
+def analyze(
+    path: tyro.conf.Positional[Path],
+    /,
+    settings: tuple[Path, ...] = (),
+    stages: tuple[str, ...] = (),
+    tokenizer: Path | None = None,
+    outcome: str | None = None,
+    steps_per_epoch: int | None = None,
+    out: Path = Path("runs/analyze"),
+) -> None:
+    """What would pruning have dropped of a run that you already have? No GPU, no model.
+
+    Args:
+        path: Output folder of TRL (log_completions=True), verl's rollout_data_dir, or a folder with rollouts.jsonl.
+        settings: Recipes, or YAML files with settings of FastRL. Default: MDAP at several tau, and the peers' pruners.
+        stages: Seconds per step of your run: generation=87 old=55 reference=70 update=319 rest=3. Default: the
+            published ones of Qwen2.5-VL-7B on Geometry3K.
+        tokenizer: Folder or tokenizer.json of the model. Default: words.
+        outcome: Column that decides which groups have no signal, such as an accuracy. Default: the total reward.
+        steps_per_epoch: Of the run, for the published budget, which changes G after each epoch.
+        out: Folder for result.json and the figure.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from fastrl.bench.analyze import analyze as run
+    from fastrl.bench.analyze import default_settings
+    from fastrl.bench.files import write_json
+    from fastrl.bench.logs import find_log, read_log, tokenizer_ids, whitespace_ids
+    from fastrl.bench.stage_model import parse_stages
+    from fastrl.report.analysis import analysis_table, draw_analysis
+
+    console = Console()
+    log = find_log(path)
+    tokenize = whitespace_ids() if tokenizer is None else tokenizer_ids(tokenizer)
+    steps = track(
+        read_log(log, tokenize, outcome=outcome),
+        log.kind,
+        total=log.num_steps,
+        console=console,
+        transient=True,
+    )
+    result = run(
+        steps,
+        _named(settings) or default_settings(),
+        parse_stages(stages),
+        num_steps=log.num_steps,
+        steps_per_epoch=steps_per_epoch,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "result.json", {"path": str(path), "kind": log.kind, **result})
+    console.print(analysis_table(result))
+    files = draw_analysis(result, out / "analysis")
+    console.print(f"figure: {files[-1]}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(name="eval")

@@ -18,6 +18,7 @@ from fastrl.types import NoSignalError
 
 COMMANDS = {
     "train": {"--with", "--set", "--out", "--dry-run"},
+    "analyze": {"--settings", "--stages", "--tokenizer", "--outcome", "--steps-per-epoch", "--out"},
     "eval": {
         "--benchmarks", "--base", "--k", "--limit", "--sources", "--keep-good", "--reward", "--prompt", "--max-tokens",
         "--temperature", "--batch-size", "--engine", "--lmms-python", "--lmms-model", "--judge", "--seed", "--out",

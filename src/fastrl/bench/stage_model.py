@@ -7,8 +7,8 @@ but promises too much for the paper's random pruning (Table 5: without 50 % and 
 1.60 and 2.10 times as fast, the model says 1.71 and 2.66): real stages have fixed parts, which `rest` is for.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any
 
@@ -67,6 +67,28 @@ PUBLISHED_HOURS = {
     "GeoQA": {0.0: 54.65, 0.2: 53.87, 0.4: 51.98, 0.6: 49.39, 0.8: 25.65, 1.0: 24.11},
 }
 """Hours of training by tau (arXiv 2609.36932, Table 7); tau = 0 is plain GRPO."""
+
+
+def parse_stages(pairs: Sequence[str]) -> StageTimes:
+    """Read `stage=seconds` pairs; stages that are not named take no time. No pair = the published stages of Geo3K.
+
+    Raises:
+        ConfigError: an unknown stage, or seconds that are no number.
+    """
+    if not pairs:
+        return PUBLISHED["Geo3K", "GRPO"]
+    found = dict.fromkeys((f.name for f in fields(StageTimes)), 0.0)
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in found:
+            raise ConfigError(
+                f"stage {name!r} is unknown.{did_you_mean(name, found)} All: {', '.join(found)}."
+            )
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"stage {pair!r}: write {name}=SECONDS, such as {name}=12.5.") from None
+    return StageTimes(**found)
 
 
 def predict(stages: StageTimes, *, kept_share: float, rollout_share: float = 1.0) -> float:
