@@ -95,8 +95,9 @@ def large_model() -> LlavaForConditionalGeneration:
         max_position_embeddings=1024, pad_token_id=0, eos_token_id=None, bos_token_id=2,
     )  # fmt: skip
     config = LlavaConfig(
-        vision, text, image_token_index=IMAGE, vision_feature_select_strategy="full", vision_feature_layer=-1
-    )
+        vision_config=vision, text_config=text, image_token_index=IMAGE, vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )  # fmt: skip
     return LlavaForConditionalGeneration(config).eval()
 
 
