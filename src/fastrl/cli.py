@@ -147,26 +147,14 @@ def analyze(
 
 @app.command(name="eval")
 def evaluate(
-    run: tyro.conf.Positional[str],
-    /,
-    benchmarks: tuple[str, ...],
-    base: str | None = None,
-    k: int = 0,
-    limit: int | None = None,
-    sources: tuple[str, ...] = (),
-    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    reward: str = "accuracy",
-    prompt: str | None = None,
-    max_tokens: int | None = None,
-    temperature: float = 1.0,
-    batch_size: int = 32,
-    engine: Literal["transformers", "vllm"] = "transformers",
-    lmms_python: str = ".venv-lmms/bin/python",
-    lmms_model: str | None = None,
-    judge: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    seed: int = 0,
+    run: tyro.conf.Positional[str], /, benchmarks: tuple[str, ...], base: str | None = None, k: int = 0,
+    limit: int | None = None, sources: tuple[str, ...] = (),
+    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False, reward: str = "accuracy",
+    prompt: str | None = None, max_tokens: int | None = None, temperature: float = 1.0, batch_size: int = 32,
+    engine: Literal["transformers", "vllm"] = "transformers", lmms_python: str = ".venv-lmms/bin/python",
+    lmms_model: str | None = None, judge: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False, seed: int = 0,
     out: Path | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Accuracy of a trained model beside its base model, greedy and sampled, with intervals over problems.
 
     Args:
@@ -210,22 +198,13 @@ def evaluate(
 
 @app.command
 def data(
-    name: tyro.conf.Positional[str],
-    /,
-    to: Literal["trl", "verl", "easyr1"] | None = None,
-    out: Path | None = None,
-    source: str | None = None,
-    splits: tuple[str, ...] = (),
+    name: tyro.conf.Positional[str], /, to: Literal["trl", "verl", "easyr1"] | None = None,
+    out: Path | None = None, source: str | None = None, splits: tuple[str, ...] = (),
     check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    limit: int | None = None,
-    prompt: str | None = None,
-    system: str | None = None,
-    columns: tuple[str, ...] = (),
-    max_prompt_tokens: int | None = None,
-    model: str | None = None,
-    max_pixels: int | None = None,
-) -> None:
+    keep_good: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False, limit: int | None = None,
+    prompt: str | None = None, system: str | None = None, columns: tuple[str, ...] = (),
+    max_prompt_tokens: int | None = None, model: str | None = None, max_pixels: int | None = None,
+) -> None:  # fmt: skip
     """Check a data set row by row, and write it as the parquet files that an engine reads.
 
     Args:
@@ -295,19 +274,11 @@ def simulate(
 
 @app.command
 def diagnose(
-    settings: tuple[Path, ...] = (),
-    model: str | None = None,
-    data: Path | None = None,
-    gram: Path | None = None,
-    prompts: int = 32,
-    rollouts: int = 8,
-    share: float | None = None,
-    parameters: Literal["all", "last_block", "lora"] = "all",
-    coordinates: int | None = None,
-    ngram: int = 1,
-    seed: int = 0,
-    out: Path = Path("runs/diagnose"),
-) -> None:
+    settings: tuple[Path, ...] = (), model: str | None = None, data: Path | None = None,
+    gram: Path | None = None, prompts: int = 32, rollouts: int = 8, share: float | None = None,
+    parameters: Literal["all", "last_block", "lora"] = "all", coordinates: int | None = None, ngram: int = 1,
+    seed: int = 0, out: Path = Path("runs/diagnose"),
+) -> None:  # fmt: skip
     """How faithful are similarities and pruners to the true gradients of a model's rollouts?
 
     Without further options: the tiny model of the testbed, on fresh rollouts of its training problems.
