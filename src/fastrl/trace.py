@@ -109,7 +109,7 @@ def read_rollouts(path: str | Path) -> list[Group]:
     for file in files:
         for record in _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file):
             by_group.setdefault((record["step"], record["group"]), []).append(record)
-    return [_to_group(key, by_group[key], path) for key in sorted(by_group)]
+    return [group_of(by_group[key], path) for key in sorted(by_group)]
 
 
 def _record_files(folder: Path) -> list[Path]:
@@ -158,12 +158,21 @@ def _checked(record: Any, where: str) -> dict[str, Any]:
     return record
 
 
-def _to_group(key: tuple[int, int], records: list[dict[str, Any]], path: Path) -> Group:
+def group_of(records: Sequence[dict[str, Any]], path: str | Path) -> Group:
+    """Return the group that the records of its rollouts make up, in any order.
+
+    Args:
+        records: All of one group of one step.
+        path: Where they were read, for the error.
+
+    Raises:
+        FastRLError: a rollout is missing or there twice.
+    """
     records = sorted(records, key=lambda record: record["rollout"])
     if [record["rollout"] for record in records] != list(range(records[0]["num_rollouts"])):
         raise FastRLError(
-            f"{path}: group {key[1]} of step {key[0]} has the rollouts {[r['rollout'] for r in records]} "
-            f"of {records[0]['num_rollouts']}: a group is "
+            f"{path}: group {records[0]['group']} of step {records[0]['step']} has the rollouts "
+            f"{[r['rollout'] for r in records]} of {records[0]['num_rollouts']}: a group is "
             "whole or it is not read. Files of two runs in one folder, or a record that was lost?"
         )
     return Group(
@@ -175,7 +184,7 @@ def _to_group(key: tuple[int, int], records: list[dict[str, Any]], path: Path) -
     )
 
 
-def _column(records: list[dict[str, Any]], name: str, *, missing: float | None) -> Any:
+def _column(records: Sequence[dict[str, Any]], name: str, *, missing: float | None) -> Any:
     values = [record[name] for record in records]
     if missing is None and all(value is None for value in values):
         return None

@@ -5,34 +5,27 @@ import json
 
 import datasets
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from fastrl.cli import main
 from fastrl.data.export import EXPORTERS, to_trl, write
 from fastrl.data.prompts import blocks, read_template, template_names, template_text
 from fastrl.data.rows import Picture, Row
 from fastrl.types import ConfigError
-
-
-def png(colour):
-    image = Image.new("RGB", (40, 30), "white")
-    ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(colour, 0, 0), width=3)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+from pictures import line_png
 
 
 @pytest.fixture
 def rows(tmp_path):
     """An image on disk, one in memory, two in one problem, and none."""
-    (tmp_path / "a.png").write_bytes(png(1))
+    (tmp_path / "a.png").write_bytes(line_png(1))
     return [
         Row(id="p1", problem="<image>Find x.", answer="3", images=(Picture(tmp_path / "a.png"),), source="s"),
         Row(
             id="p2",
             problem="Is <image> or <image>\nlarger?",
             answer="145°",
-            images=(Picture(data=png(2)), Picture(data=png(3))),
+            images=(Picture(data=line_png(2)), Picture(data=line_png(3))),
             source="s",
         ),
         Row(id="p3", problem="1 + {{ 1 }}?", answer="2", source="s"),

@@ -9,20 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from fastrl.data.readers import READERS, load
 from fastrl.types import ConfigError
+from pictures import line_png
 
 SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "geometry3k_sample"
-
-
-def png(size=(40, 30), mode="RGB", colour=200):
-    image = Image.new("L", size, 255)
-    ImageDraw.Draw(image).line((0, 0, *size), fill=colour % 250, width=2)
-    buffer = io.BytesIO()
-    image.convert(mode).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def problem(number, split="train", **changes):
@@ -43,7 +36,7 @@ def originals(tmp_path):
         folder = root / str(number)
         folder.mkdir(parents=True)
         (folder / "data.json").write_text(json.dumps(problem(number, split)), encoding="utf-8")
-        (folder / "img_diagram.png").write_bytes(png(colour=number))
+        (folder / "img_diagram.png").write_bytes(line_png(number))
     return root
 
 
@@ -52,7 +45,7 @@ def test_original_folders(originals):
     assert [row.id for row in rows] == ["geometry3k-2", "geometry3k-10"], "in the order of numbers"
     assert rows[0].problem == "<image>Find x in problem 2."
     assert rows[0].answer == "2 \\sqrt { 3 }", "the text of the choice, not its letter"
-    assert rows[0].images[0].read() == png(colour=2)
+    assert rows[0].images[0].read() == line_png(2)
     assert rows[0].choices == ("1", "2 \\sqrt { 3 }", "30", "4")
     assert [row.id for row in load("geometry3k", str(originals), "test")] == ["geometry3k-7"]
 
@@ -81,7 +74,7 @@ def test_hub_tables_as_parquet_and_saved_to_disk(tmp_path):
     import datasets
 
     data = {
-        "images": [[{"bytes": png(), "path": None}], [{"bytes": png(colour=1), "path": None}]],
+        "images": [[{"bytes": line_png(200), "path": None}], [{"bytes": line_png(1), "path": None}]],
         "problem": ["<image>Find x.", "Find y."],
         "answer": ["3", " 4 "],
     }
@@ -101,7 +94,7 @@ def test_hub_tables_as_parquet_and_saved_to_disk(tmp_path):
             "a missing mark is put in"
         )
         assert [row.answer for row in rows] == ["3", "4"]
-        assert rows[1].images[0].read() == png(colour=1)
+        assert rows[1].images[0].read() == line_png(1)
 
 
 def test_geoqa_takes_the_answer_out_of_its_tags(tmp_path):
@@ -110,14 +103,14 @@ def test_geoqa_takes_the_answer_out_of_its_tags(tmp_path):
         {"image": "a.png", "problem": "<image>And this?", "solution": "<think>7</think><answer>8</answer>"},
         {"image": "a.png", "problem": "And that?", "answer": "9cm"},
     ]
-    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "a.png").write_bytes(line_png(200))
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     found = list(load("geoqa8k-r1v", str(file)))
     assert [row.answer for row in found] == ["145°", "8", "9cm"]
     assert found[0].problem == "<image>How large is it?"
     assert found[1].problem == "<image>And this?"
-    assert found[0].images[0].read() == png()
+    assert found[0].images[0].read() == line_png(200)
 
 
 def test_math_folders_and_tables(tmp_path):
@@ -144,7 +137,7 @@ COLUMNS = {"id": "key", "problem": "question", "answer": "gold", "images": "pict
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_own_files_with_their_own_columns(tmp_path, suffix):
     (tmp_path / "img").mkdir()
-    (tmp_path / "img" / "a.png").write_bytes(png())
+    (tmp_path / "img" / "a.png").write_bytes(line_png(200))
     rows = [
         {"key": f"q{i}", "question": f"Frage {i}: ä?", "gold": str(i), "picture": "img/a.png"}
         for i in range(3)
@@ -163,7 +156,7 @@ def test_own_files_with_their_own_columns(tmp_path, suffix):
     assert [(row.id, row.problem, row.answer) for row in found] == [
         (f"q{i}", f"<image>Frage {i}: ä?", str(i)) for i in range(3)
     ]
-    assert found[0].images[0].read() == png()
+    assert found[0].images[0].read() == line_png(200)
     assert found[0].source == "mine"
 
 

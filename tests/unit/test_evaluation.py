@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastrl.bench.answers import Answers, Sampling, messages
+from fastrl.bench.answers import Answers, Sampling, chat
 from fastrl.bench.benchmarks import BENCHMARKS, InDomain, find, rows_of
 from fastrl.bench.evaluate import answer_all, judge, summarize
 from fastrl.bench.evaluation import Request, parse_sources, subject_of
@@ -137,10 +137,10 @@ def test_choices_are_read_from_the_question(question, choices):
 def test_messages_are_those_of_training():
     row = Row(id="q", problem="<image>Find x.", answer="1", images=(Picture(data=b""),), source="t")
     sampling = Sampling(template=lambda text: f"{text} Box it.", system="Be brief.")
-    system, user = messages(row, sampling)
+    system, user = chat(row, sampling)
     assert system == {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     assert user["content"] == [{"type": "image"}, {"type": "text", "text": "Find x. Box it."}]
-    assert messages(ROWS[1], Sampling())[0]["content"] == "1 + 1?"
+    assert chat(ROWS[1], Sampling())[0]["content"] == "1 + 1?"
 
 
 def test_the_testbed_is_a_benchmark_of_its_held_out_problems():

@@ -7,21 +7,14 @@ import pytest
 pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
-from PIL import Image, ImageDraw
+from PIL import Image
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from fastrl.data.export import write
 from fastrl.data.prompts import read_template
 from fastrl.data.rows import Picture, Row
 from fastrl.testbed import load
-
-
-def png(colour):
-    image = Image.new("RGB", (112, 84), "white")
-    ImageDraw.Draw(image).line((0, 0, 112, 84), fill=(colour, 0, 0), width=3)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+from pictures import line_png
 
 
 def text_of(message):
@@ -34,14 +27,14 @@ def test_verl_reads_back_the_rows(tmp_path):
             id="p1",
             problem="<image>Find x.",
             answer="3",
-            images=(Picture(data=png(200)),),
+            images=(Picture(data=line_png(200)),),
             source="geometry3k",
         ),
         Row(
             id="p2",
             problem="Is <image> or <image> larger?",
             answer="145°",
-            images=(Picture(data=png(90)), Picture(data=png(30))),
+            images=(Picture(data=line_png(90)), Picture(data=line_png(30))),
             source="geometry3k",
         ),
     ]

@@ -11,22 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from fastrl.advantages import is_zero_variance
 from fastrl.bench.logs import LoggedStep
+from fastrl.bench.settings import UNBIASED
 from fastrl.bench.stage_model import StageTimes, speedup
 from fastrl.config import FastRLConfig
 from fastrl.method import FastRL, select
 from fastrl.types import NoSignalError
 
 TAUS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_UNBIASED: dict[str, Any] = {
-    "representative": "random", "weighting": 1.0, "denominator": "full", "zero_variance": "drop", "align": "dummy",
-}  # fmt: skip
 
 
 def default_settings() -> dict[str, FastRLConfig]:
     """MDAP as published and unbiased at each tau, and the peers' pruners at their papers' shares."""
     published = {f"mdap, tau {tau:g}": FastRLConfig(tau=tau) for tau in TAUS}
-    unbiased = {f"unbiased, tau {tau:g}": FastRLConfig(tau=tau, **_UNBIASED) for tau in TAUS}
+    unbiased = {f"unbiased, tau {tau:g}": FastRLConfig(tau=tau, **UNBIASED) for tau in TAUS}
     peers = {
         "advantage_only": FastRLConfig(pruner="advantage_only"),
         "top_advantage (CPPO), 50 %": FastRLConfig(pruner="top_advantage", keep_share=0.5),
@@ -119,8 +118,7 @@ def _count(tally: _Tally, groups: Sequence[Any]) -> None:
         tally.rollouts += group.num_rollouts
         tally.tokens += sum(map(len, group.tokens_G))
         tally.unscorable += int((~group.scorable_G).sum())
-        varied = np.unique(group.results_G[group.scorable_G])
-        tally.zero_variance += len(varied) < 2
+        tally.zero_variance += is_zero_variance(group.results_G)
 
 
 class _Budgets:
@@ -131,7 +129,7 @@ class _Budgets:
         self._configs = {
             "ars": FastRLConfig(max_empty_steps=10**9),
             "discovery": FastRLConfig(
-                budget="discovery", rollout_cost=cost, max_empty_steps=10**9, **_UNBIASED
+                budget="discovery", rollout_cost=cost, max_empty_steps=10**9, **UNBIASED
             ),
         }
         self._schedule = {"total_steps": num_steps, "steps_per_epoch": steps_per_epoch or num_steps}

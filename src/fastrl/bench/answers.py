@@ -1,15 +1,13 @@
 """A model's answers to the rows of a benchmark: one greedy, and as many sampled as pass@k needs."""
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
-from fastrl.data.prompts import Template, blocks, user_text
-from fastrl.data.rows import Picture, Row
+from fastrl.data.prompts import Template, messages
+from fastrl.data.rows import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +46,9 @@ class Sampler(Protocol):
         ...
 
 
-def messages(row: Row, sampling: Sampling) -> list[dict[str, Any]]:
-    """The conversation that asks for a row's answer; content is text where the row has no image."""
-    text = user_text(row, sampling.template)
-    chat: list[dict[str, Any]] = [{"role": "user", "content": blocks(text) if row.images else text}]
-    if sampling.system is not None:
-        system = [{"type": "text", "text": sampling.system}] if row.images else sampling.system
-        chat.insert(0, {"role": "system", "content": system})
-    return chat
-
-
-def image_of(picture: Picture) -> Image.Image:
-    """Decode an image."""
-    return Image.open(io.BytesIO(picture.read())).convert("RGB")
+def chat(row: Row, sampling: Sampling) -> list[dict[str, Any]]:
+    """The conversation that asks for a row's answer, as in training; content is text where it has no image."""
+    return messages(row, sampling.template, sampling.system, as_blocks=bool(row.images))
 
 
 def _seed(seed: int, start: int) -> int:
@@ -113,13 +101,13 @@ class TransformersSampler:
 
         chats = [
             self._processor.apply_chat_template(
-                messages(row, sampling), add_generation_prompt=True, tokenize=False
+                chat(row, sampling), add_generation_prompt=True, tokenize=False
             )
             for row in rows
         ]
         inputs: dict[str, Any] = {"text": chats}
         if any(row.images for row in rows):
-            inputs["images"] = [[image_of(picture) for picture in row.images] for row in rows]
+            inputs["images"] = [[picture.decode() for picture in row.images] for row in rows]
         encoded = self._processor(
             **inputs, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
         ).to(self._model.device)
@@ -164,9 +152,10 @@ class VllmSampler:
             yield Answers(greedy=first.outputs[0].text, samples=texts)
 
     def _prompt(self, row: Row, sampling: Sampling) -> dict[str, Any]:
-        chat = messages(row, sampling)
-        text = self._processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        text = self._processor.apply_chat_template(
+            chat(row, sampling), add_generation_prompt=True, tokenize=False
+        )
         prompt: dict[str, Any] = {"prompt": text}
         if row.images:
-            prompt["multi_modal_data"] = {"image": [image_of(picture) for picture in row.images]}
+            prompt["multi_modal_data"] = {"image": [picture.decode() for picture in row.images]}
         return prompt

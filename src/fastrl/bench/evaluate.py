@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fastrl.bench.answers import Answers, Sampler, Sampling
-from fastrl.bench.files import write_json
 from fastrl.bench.items import estimate, pass_at_k
 from fastrl.data.rows import Row
 from fastrl.rewards.grading import grade
@@ -128,13 +127,6 @@ def summarize(items: Mapping[str, Sequence[Item]], ks: Sequence[int], seed: int 
             differences = {key: values[key] - measures[BASE][key] for key in values}
             found["gain"][name] = _estimates(differences, seed)
     return found
-
-
-def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
-    """Write evaluation.json."""
-    file = folder / "evaluation.json"
-    write_json(file, result)
-    return file
 
 
 def powers_of_two(most: int) -> list[int]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from fastrl.bench.answers import Sampler, Sampling, TransformersSampler, VllmSampler
 from fastrl.bench.benchmarks import InDomain, find, rows_of
-from fastrl.bench.evaluate import BASE, answer_all, judge, powers_of_two, summarize, write_result
+from fastrl.bench.evaluate import BASE, answer_all, judge, powers_of_two, summarize
+from fastrl.bench.files import write_json
 from fastrl.bench.lmms import STATED, Harness, run_task
 from fastrl.bench.recipe import read_recipe
 from fastrl.bench.run import versions
@@ -190,7 +191,7 @@ def evaluate_run(
                 items[label] = [judge(row, answers, STATED) for row, answers in pairs]
                 judged[label] = outcome.judged
             result["benchmarks"][name] = {**summarize(items, ks), "judged": judged}
-    write_result(folder, result)
+    write_json(folder / "evaluation.json", result)
     return folder, result
 
 

@@ -7,6 +7,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from fastrl.bench.stats import bootstrap_mean
+
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     """Probability that k of the samples, drawn without replacement, hold a right one (Chen et al. 2021, Eq. 1).
@@ -53,12 +55,5 @@ def estimate(values: Sequence[float], *, rng: np.random.Generator, num_resamples
         )
     if len(array) == 1:
         return Estimate(mean=float(array[0]), low=float("nan"), high=float("nan"))
-    # In blocks: 10,000 resamples of 4,000 items at once would take 320 MB.
-    means = np.concatenate(
-        [
-            array[rng.integers(len(array), size=(100, len(array)))].mean(axis=1)
-            for _ in range(num_resamples // 100)
-        ]
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(mean=float(array.mean()), low=float(low), high=float(high))
+    low, high = bootstrap_mean(array, rng=rng, num_resamples=num_resamples)
+    return Estimate(mean=float(array.mean()), low=low, high=high)

@@ -198,9 +198,8 @@ def _run(harness: Harness, command: Sequence[str], log: Path) -> None:
     environment = {**os.environ}
     if harness.judge and not environment.get("OPENAI_API_KEY"):
         raise ConfigError("--judge: lmms-eval's judge needs a key. Set OPENAI_API_KEY, or leave --judge out.")
-    environment.setdefault(
-        "OPENAI_API_KEY", "unused"
-    )  # tasks make a client when they are loaded; nobody calls it
+    # Tasks make a client when they are loaded; without a judge nobody calls it.
+    environment.setdefault("OPENAI_API_KEY", "unused")
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
             command,

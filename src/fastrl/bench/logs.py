@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrl.types import ConfigError, Group
+from fastrl.trace import group_of
+from fastrl.types import ConfigError, FastRLError, Group
 
 Tokenize = Callable[[str], Sequence[int]]
 _Row = Mapping[str, Any]
@@ -278,24 +279,14 @@ def _fastrl_steps(file: Path) -> Iterator[LoggedStep]:
     for step, of_step in groupby(records(), key=lambda record: record["step"]):
         groups = []
         for _, of_group in groupby(of_step, key=lambda record: record["group"]):
-            rows = sorted(of_group, key=lambda record: record["rollout"])
-            if len(rows) != rows[0]["num_rollouts"] or len(rows) < 2:
+            rows = list(of_group)
+            try:
+                group = group_of(rows, file)
+            except FastRLError:
+                group = None
+            if group is None or group.num_rollouts < 2:
                 problems["group not whole"] += 1
-                continue
-            groups.append(_recorded(rows))
+            else:
+                groups.append(group)
         yield LoggedStep(step=step, groups=groups, problems=Counter(problems))
         problems.clear()
-
-
-def _recorded(rows: Sequence[_Row]) -> Group:
-    def column(name: str) -> np.ndarray:
-        return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
-
-    has_advantages = all(row["advantage"] is not None for row in rows)
-    return Group(
-        prompt_id=rows[0]["prompt_id"],
-        tokens_G=[row["tokens"] for row in rows],
-        rewards_G=column("reward"),
-        advantages_G=column("advantage") if has_advantages else None,
-        outcomes_G=column("outcome") if rows[0]["has_outcome"] else None,
-    )

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.tasks import DataTask
+from fastrl.data.prompts import PIXELS_PER_TOKEN
 from fastrl.types import ConfigError
 
 KEPT_SHARE = 0.38
@@ -169,7 +170,7 @@ def _tokens(shape: Batches, task: Any, args: Any) -> dict[str, Any]:
         "sampled_at_most": shape.rows_per_round * completion,
         "trained_at_most": shape.rows_per_round * completion,
         "trained_at_most_pruned": round(shape.rows_per_round * KEPT_SHARE) * completion,
-        "image_at_most": max_pixels // (28 * 28) if max_pixels else None,
+        "image_at_most": max_pixels // PIXELS_PER_TOKEN**2 if max_pixels else None,
     }
 
 

@@ -49,6 +49,26 @@ def time_to_accuracy(curve: Sequence[tuple[float, float]], target: float) -> flo
     return None
 
 
+def bootstrap_mean(
+    values: np.ndarray, *, rng: np.random.Generator, num_resamples: int = 10_000, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the bootstrap percentile interval of a mean: values are resampled with replacement.
+
+    Args:
+        values: (N,) at least two.
+        rng: The only source of chance.
+        num_resamples: Bootstrap samples.
+        level: Coverage of the interval, in (0, 1).
+    """
+    means = np.empty(num_resamples)
+    for start in range(0, num_resamples, 100):  # 10,000 samples of 4,000 values at once would take 320 MB
+        block = means[start : start + 100]
+        block[:] = values[rng.integers(len(values), size=(len(block), len(values)))].mean(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
     """A paired speed-up over seeds.
@@ -106,9 +126,8 @@ def paired_speedup(
     logs = np.log([b / m for b, m in pairs])
     low = high = math.nan
     if len(pairs) > 1:
-        samples = logs[rng.integers(len(logs), size=(num_resamples, len(logs)))].mean(axis=1)
-        tail = (1 - level) / 2
-        low, high = (float(v) for v in np.exp(np.quantile(samples, [tail, 1 - tail])))
+        bounds = bootstrap_mean(logs, rng=rng, num_resamples=num_resamples, level=level)
+        low, high = (math.exp(bound) for bound in bounds)
     return Speedup(
         ratio=float(np.exp(logs.mean())), low=low, high=high, num_pairs=len(pairs), num_never=num_never
     )

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastrl.config import did_you_mean
+from fastrl.data.readers import READERS
+from fastrl.rewards.rules import RULES
 from fastrl.types import ConfigError
 
 TESTBED = "testbed"
-DATA = ("geometry3k", "geoqa8k-r1v", "math", "file")
+DATA = tuple(READERS)
 """Readers of `fastrl.data` that a recipe can name."""
-REWARDS = ("paper", "easyr1_math", "r1v", "accuracy")
+REWARDS = tuple(RULES)
 """Rules of `fastrl.rewards` that a recipe can name."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrl.data.prompts import Template, blocks, user_text
+from fastrl.data.prompts import Template, messages
 from fastrl.data.rows import Picture, Row
 
 if TYPE_CHECKING:
@@ -37,17 +37,13 @@ def to_trl(
     has_images = any(row.images for row in rows)
     content = List({"type": Value("string"), "text": Value("string")}) if has_images else Value("string")
 
-    def message(role: str, text: str) -> dict[str, Any]:
-        return {"role": role, "content": blocks(text) if has_images else text}
-
     columns: dict[str, list[Any]] = {
         "id": [row.id for row in rows],
-        "prompt": [[message(*pair) for pair in _chat(row, template, system)] for row in rows],
+        "prompt": [messages(row, template, system, as_blocks=has_images) for row in rows],
         "answer": [row.answer for row in rows],
         "source": [row.source for row in rows],
     }
-    messages = List({"role": Value("string"), "content": content})
-    return _dataset(rows, columns, {"prompt": messages})
+    return _dataset(rows, columns, {"prompt": List({"role": Value("string"), "content": content})})
 
 
 def to_verl(
@@ -59,9 +55,7 @@ def to_verl(
     """
     columns: dict[str, list[Any]] = {
         "data_source": [row.source for row in rows],
-        "prompt": [
-            [{"role": role, "content": text} for role, text in _chat(row, template, system)] for row in rows
-        ],
+        "prompt": [messages(row, template, system, as_blocks=False) for row in rows],
         "ability": ["math"] * len(rows),
         "reward_model": [{"style": "rule", "ground_truth": row.answer} for row in rows],
         "extra_info": [
@@ -113,11 +107,6 @@ def write(
 def _embedded(row: Row) -> Row:
     images = tuple(Picture(Path(p.path.name) if p.path else None, p.read()) for p in row.images)
     return dataclasses.replace(row, images=images)
-
-
-def _chat(row: Row, template: Template | None, system: str | None) -> list[tuple[str, str]]:
-    first = [] if system is None else [("system", system)]
-    return [*first, ("user", user_text(row, template))]
 
 
 def _dataset(

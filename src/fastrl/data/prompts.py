@@ -71,9 +71,20 @@ def read_template(name_or_path: str) -> Template:
     return lambda content: str(template.render(content=content))
 
 
-def user_text(row: Row, template: Template | None) -> str:
-    """What the user message says, `<image>` marks included."""
-    return row.problem if template is None else template(row.problem)
+def messages(
+    row: Row, template: Template | None, system: str | None, *, as_blocks: bool
+) -> list[dict[str, Any]]:
+    """The conversation that asks for a row's answer.
+
+    Args:
+        row: Its problem goes into the user message.
+        template: Around the problem; None = the bare problem.
+        system: System message; None = none.
+        as_blocks: Contents are lists of blocks, for models that see images; else texts, `<image>` marks included.
+    """
+    chat = [] if system is None else [("system", system)]
+    chat.append(("user", row.problem if template is None else template(row.problem)))
+    return [{"role": role, "content": blocks(text) if as_blocks else text} for role, text in chat]
 
 
 def blocks(text: str) -> list[dict[str, str]]:
@@ -119,14 +130,11 @@ def token_count(
     processor: Any = AutoProcessor.from_pretrained(model, **given)
 
     def count(row: Row) -> int:
-        messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
-        text = user_text(row, template)
+        asked = messages(row, template, system, as_blocks=bool(row.images))
         if not row.images:
-            messages.append({"role": "user", "content": text})
-            return len(processor.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-        messages.append({"role": "user", "content": blocks(text)})
-        rendered = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        images = [Image.open(BytesIO(picture.read())).convert("RGB") for picture in row.images]
+            return len(processor.apply_chat_template(asked, add_generation_prompt=True, return_dict=False))
+        rendered = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        images = [picture.decode() for picture in row.images]
         return len(processor(text=[rendered], images=images)["input_ids"][0])
 
     return count

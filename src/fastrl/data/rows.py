@@ -5,7 +5,12 @@ images are paths, or bytes that are not decoded.
 """
 
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE = "<image>"
 """Stands in a problem where an image belongs, once per image, as in the hub's Geometry3K."""
@@ -47,6 +52,16 @@ class Picture:
         if self.path is None:
             raise FileNotFoundError("an image without a path and without bytes")
         return self.path.read_bytes()
+
+    def decode(self) -> "Image":
+        """Return the image in RGB.
+
+        Raises:
+            OSError: the file is not there, or no image.
+        """
+        from PIL import Image
+
+        return Image.open(BytesIO(self.read())).convert("RGB")
 
 
 @dataclass(frozen=True, kw_only=True)

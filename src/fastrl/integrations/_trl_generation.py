@@ -185,11 +185,8 @@ class GroupsMixin(StageTimesMixin):
             return None
         first = self._first_rows(prompt_ids)
         fields = None if first is None else self._fields_of(first, images, multimodal_fields)
-        if (
-            not self._everywhere(fields is not None and prefill.reason is None)
-            or first is None
-            or fields is None
-        ):
+        can_share = self._everywhere(fields is not None and prefill.reason is None)
+        if not can_share or first is None or fields is None:
             return None
         ids = [prompt_ids[row] for row in first]
         with prefill.sharing(torch.tensor(self._own_slots)):

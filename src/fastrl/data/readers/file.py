@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrl.config import did_you_mean
-from fastrl.data.readers.tables import Record, folder_of, picture, records, text, unreadable_row
+from fastrl.data.readers.tables import folder_of, picture, rows, text
 from fastrl.data.rows import Picture, Row, with_marks
 from fastrl.types import ConfigError
 
@@ -29,26 +29,22 @@ def read(source: str, split: str, columns: Mapping[str, str]) -> Iterator[Row]:
                 f"columns: {name!r} is none of ours.{did_you_mean(name, FIELDS)} All: {', '.join(FIELDS)}."
             )
     name = Path(source).stem
-    for number, record in enumerate(records(source, split)):
-        place = f"{name}-{number:05d}"
-        if record.fault is not None:
-            yield Row(id=place, problem="", answer="", source=name, fault=record.fault)
-            continue
-        _check_columns(record, columns, source)
-        try:
-            yield _row(record.values, columns, folder_of(source), name=name, place=place)
-        except ValueError as error:
-            yield unreadable_row(name, place, str(error))
+
+    def make(place: str, values: Mapping[str, Any]) -> Row:
+        _check_columns(values, columns, source)
+        return _row(values, columns, folder_of(source), name=name, place=place)
+
+    return rows(name, source, split, make, prefix=name)
 
 
-def _check_columns(record: Record, columns: Mapping[str, str], source: str) -> None:
+def _check_columns(values: Mapping[str, Any], columns: Mapping[str, str], source: str) -> None:
     """A mapped column must exist in every record, and problem and answer must come from somewhere."""
     for ours in dict.fromkeys((*columns, *_NEEDED)):
         theirs = columns.get(ours, ours)
-        if theirs not in record.values:
+        if theirs not in values:
             raise ConfigError(
-                f"{source}: no column {theirs!r} for {ours}.{did_you_mean(theirs, record.values)} There is "
-                f"{', '.join(record.values)}. Name it with --columns {ours}=NAME (task.columns in a recipe)."
+                f"{source}: no column {theirs!r} for {ours}.{did_you_mean(theirs, values)} There is "
+                f"{', '.join(values)}. Name it with --columns {ours}=NAME (task.columns in a recipe)."
             )
 
 

@@ -9,8 +9,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from fastrl.data.readers.tables import ALIASES, folder_of, picture, records, text, unreadable_row
+from fastrl.data.readers.tables import ALIASES, folder_of, picture, rows, text, unreadable_row
 from fastrl.data.rows import Picture, Row, with_marks
 from fastrl.types import ConfigError
 
@@ -32,22 +33,20 @@ def read(source: str, split: str, columns: Mapping[str, str]) -> Iterator[Row]:
 
 def _from_table(source: str, split: str) -> Iterator[Row]:
     folder = folder_of(source)
-    for number, record in enumerate(records(source, split)):
-        key = f"{NAME}-{ALIASES.get(split, split)}-{number:05d}"
-        values = record.values
-        try:
-            found = [picture(value, folder) for value in values.get("images") or ()]
-            images = tuple(image for image in found if image is not None)
-            yield Row(
-                id=key,
-                problem=with_marks(text(values.get("problem")), len(images)),
-                answer=text(values.get("answer")).strip(),
-                images=images,
-                source=NAME,
-                fault=record.fault,
-            )
-        except ValueError as error:
-            yield unreadable_row(NAME, key, str(error))
+
+    def make(key: str, values: Mapping[str, Any]) -> Row:
+        found = [picture(value, folder) for value in values.get("images") or ()]
+        images = tuple(image for image in found if image is not None)
+        problem, answer = text(values.get("problem")), text(values.get("answer"))
+        return Row(
+            id=key,
+            problem=with_marks(problem, len(images)),
+            answer=answer.strip(),
+            images=images,
+            source=NAME,
+        )
+
+    return rows(NAME, source, split, make)
 
 
 def _may_hold_problems(child: Path) -> bool:

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from fastrl.data.readers.tables import ALIASES, folder_of, picture, records, text, unreadable_row
+from fastrl.data.readers.tables import folder_of, picture, rows, text
 from fastrl.data.rows import Row, with_marks
 
 NAME = "geoqa8k-r1v"
@@ -13,22 +14,19 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 def read(source: str, split: str, columns: Mapping[str, str]) -> Iterator[Row]:
     """Read one split; the source is a file, a folder or a hub name. R1-V's own JSONL with `answer` is read too."""
     folder = folder_of(source)
-    for number, record in enumerate(records(source, split)):
-        key = f"{NAME}-{ALIASES.get(split, split)}-{number:05d}"
-        values = record.values
-        try:
-            image = picture(values.get("image"), folder)
-            images = () if image is None else (image,)
-            yield Row(
-                id=key,
-                problem=with_marks(text(values.get("problem")), len(images)),
-                answer=_answer(text(values.get("solution", values.get("answer")))),
-                images=images,
-                source=NAME,
-                fault=record.fault,
-            )
-        except ValueError as error:
-            yield unreadable_row(NAME, key, str(error))
+
+    def make(key: str, values: Mapping[str, Any]) -> Row:
+        image = picture(values.get("image"), folder)
+        images = () if image is None else (image,)
+        return Row(
+            id=key,
+            problem=with_marks(text(values.get("problem")), len(images)),
+            answer=_answer(text(values.get("solution", values.get("answer")))),
+            images=images,
+            source=NAME,
+        )
+
+    return rows(NAME, source, split, make)
 
 
 def _answer(solution: str) -> str:

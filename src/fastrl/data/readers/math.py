@@ -6,8 +6,9 @@ The answer is what the last \boxed{} of the worked solution holds.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from fastrl.data.readers.tables import ALIASES, records, text, unreadable_row
+from fastrl.data.readers.tables import rows, text, unreadable_row
 from fastrl.data.rows import Row
 from fastrl.rewards.extraction import extract_boxed
 from fastrl.types import ConfigError
@@ -19,14 +20,8 @@ def read(source: str, split: str, columns: Mapping[str, str]) -> Iterator[Row]:
     """Read one split; the source is the original folder (`train/algebra/1.json`), a table or a hub name."""
     path = Path(source).expanduser()
     if path.is_dir() and next(path.glob("*/*/*.json"), None) is not None:
-        yield from _from_folders(path, split)
-        return
-    for number, record in enumerate(records(source, split)):
-        key = f"{NAME}-{ALIASES.get(split, split)}-{number:05d}"
-        if record.fault is not None:
-            yield Row(id=key, problem="", answer="", source=NAME, fault=record.fault)
-        else:
-            yield _row(key, record.values)
+        return _from_folders(path, split)
+    return rows(NAME, source, split, _row)
 
 
 def _from_folders(root: Path, split: str) -> Iterator[Row]:
@@ -41,16 +36,12 @@ def _from_folders(root: Path, split: str) -> Iterator[Row]:
             values = json.loads(file.read_bytes().decode("utf-8", "surrogateescape"))
             if not isinstance(values, dict):
                 raise ValueError(f"{type(values).__name__} instead of {{...}}")
+            yield _row(key, values)
         except (OSError, ValueError, RecursionError) as error:
             yield unreadable_row(NAME, key, f"{file.name}: {error}")
-        else:
-            yield _row(key, values)
 
 
-def _row(key: str, values: Mapping[str, object]) -> Row:
-    try:
-        solution = text(values.get("solution"))
-        answer = text(values["answer"]) if values.get("answer") else extract_boxed(solution) or ""
-        return Row(id=key, problem=text(values.get("problem")), answer=answer, source=NAME)
-    except ValueError as error:
-        return unreadable_row(NAME, key, str(error))
+def _row(key: str, values: Mapping[str, Any]) -> Row:
+    solution = text(values.get("solution"))
+    answer = text(values["answer"]) if values.get("answer") else extract_boxed(solution) or ""
+    return Row(id=key, problem=text(values.get("problem")), answer=answer, source=NAME)

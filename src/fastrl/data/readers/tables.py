@@ -51,6 +51,36 @@ def records(source: str, split: str) -> Iterator[Record]:
     return _from_folder(path, split)
 
 
+def rows(
+    name: str,
+    source: str,
+    split: str,
+    make: Callable[[str, Mapping[str, Any]], Row],
+    *,
+    prefix: str | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a table.
+
+    Args:
+        name: Name of the data set.
+        source, split: As for `records`.
+        make: (id by place, values of the columns) -> row; a ValueError says what cannot be read.
+        prefix: Of ids by place; None = the name and the split.
+    """
+    prefix = prefix or f"{name}-{ALIASES.get(split, split)}"
+    for number, record in enumerate(records(source, split)):
+        key = f"{prefix}-{number:05d}"
+        if record.fault is not None:
+            yield Row(id=key, problem="", answer="", source=name, fault=record.fault)
+            continue
+        try:
+            yield make(key, record.values)
+        except ConfigError:  # of the whole table, not of this row
+            raise
+        except ValueError as error:
+            yield unreadable_row(name, key, str(error))
+
+
 def folder_of(source: str) -> Path:
     """The folder that relative paths of images start from: that of the file, or the source itself."""
     path = Path(source).expanduser()
