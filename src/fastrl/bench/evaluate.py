@@ -72,7 +72,6 @@ def answer_all(
     sampling: Sampling,
     rule: Rule,
     file: Path,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> list[Item]:
     """Return a model's graded answers; from `file` where it holds them all, so that nothing is answered twice.
 
@@ -82,7 +81,6 @@ def answer_all(
         sampling, rule: How answers are drawn and read.
         file: JSON lines: the settings, then an item per row. Written anew unless settings and rows agree. Answers that
             are read from it are graded again: a verdict is never older than the grader.
-        progress: Told the number of rows that are answered.
     """
     settings = _settings(rows, sampling)
     stored = _stored(file, settings)
@@ -96,7 +94,6 @@ def answer_all(
         for row, answers in zip(rows, make_sampler().answer(rows, sampling), strict=True):
             items.append(judge(row, answers, rule))
             lines.write(json.dumps(asdict(items[-1])) + "\n")
-            progress(len(items))
     partial.replace(file)
     return items
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastrl.bench.answers import Sampler, Sampling, TransformersSampler, VllmSampler
-from fastrl.bench.benchmarks import InDomain, find, rows_of
-from fastrl.bench.evaluate import BASE, answer_all, judge, powers_of_two, summarize
+from fastrl.bench.benchmarks import InDomain, OutOfDomain, find, rows_of
+from fastrl.bench.evaluate import BASE, Item, answer_all, judge, powers_of_two, summarize
 from fastrl.bench.files import write_json
 from fastrl.bench.lmms import STATED, Harness, run_task
 from fastrl.bench.recipe import read_recipe
@@ -152,7 +152,31 @@ def evaluate_run(
         system=subject.system,
     )
     sources = parse_sources(request.sources, request.benchmarks)
-    samplers = _Samplers(request, subject)
+    items: dict[str, dict[str, list[Item]]] = {name: {} for name in request.benchmarks}
+    judged: dict[str, dict[str, dict[str, float]]] = {name: {} for name in request.benchmarks}
+    rows = {
+        name: rows_of(benchmark, source=sources.get(name), limit=request.limit, keep_good=request.keep_good)
+        for name in request.benchmarks
+        if isinstance(benchmark := find(name), InDomain)
+    }
+    for label, model in subject.models.items():  # models outside: each is loaded once, and alone
+        sampler = functools.cache(functools.partial(_sampler, request, subject, model))
+        for name in request.benchmarks:
+            if name in rows:
+                progress(f"{name}: {label}, {len(rows[name])} problems")
+                file = folder / name / f"{label}.jsonl"
+                items[name][label] = answer_all(rows[name], sampler, sampling, subject.rule, file)
+        del sampler  # lmms-eval loads the model in a process of its own
+        for name in request.benchmarks:
+            if isinstance(benchmark := find(name), OutOfDomain):
+                progress(f"{name}: {label}, by lmms-eval")
+                outcome = run_task(
+                    request.lmms, name, benchmark.task, model, sampling, folder / name / label,
+                    source=sources.get(name), limit=request.limit,
+                )  # fmt: skip
+                pairs = zip(outcome.rows, outcome.answers, strict=True)
+                items[name][label] = [judge(row, answers, STATED) for row, answers in pairs]
+                judged[name][label] = outcome.judged
     ks = powers_of_two(request.k)
     result: dict[str, Any] = {
         "models": subject.models,
@@ -163,36 +187,18 @@ def evaluate_run(
             "max_tokens": subject.max_tokens,
         },
         "versions": versions(),
-        "benchmarks": {},
+        "benchmarks": {
+            name: {**summarize(found, ks), "judged": judged[name]} for name, found in items.items()
+        },
     }
-    for name in request.benchmarks:
-        benchmark = find(name)
-        say = functools.partial(_say, progress, name)
-        if isinstance(benchmark, InDomain):
-            rows = rows_of(
-                benchmark, source=sources.get(name), limit=request.limit, keep_good=request.keep_good
-            )
-            items = {}
-            for label in subject.models:
-                say(label, len(rows))
-                file = folder / name / f"{label}.jsonl"
-                items[label] = answer_all(rows, samplers.maker(label), sampling, subject.rule, file)
-            result["benchmarks"][name] = summarize(items, ks)
-        else:
-            samplers.free()  # lmms-eval loads models in processes of its own
-            items, judged = {}, {}
-            for label, model in subject.models.items():
-                say(label, None)
-                outcome = run_task(
-                    request.lmms, name, benchmark.task, model, sampling, folder / name / label,
-                    source=sources.get(name), limit=request.limit,
-                )  # fmt: skip
-                pairs = zip(outcome.rows, outcome.answers, strict=True)
-                items[label] = [judge(row, answers, STATED) for row, answers in pairs]
-                judged[label] = outcome.judged
-            result["benchmarks"][name] = {**summarize(items, ks), "judged": judged}
     write_json(folder / "evaluation.json", result)
     return folder, result
+
+
+def _sampler(request: Request, subject: Subject, model: str) -> Sampler:
+    if request.engine == "vllm":
+        return VllmSampler(model)
+    return TransformersSampler(model, batch_size=request.batch_size, **subject.processor)
 
 
 def parse_sources(pairs: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
@@ -211,32 +217,3 @@ def parse_sources(pairs: Sequence[str], benchmarks: Sequence[str]) -> dict[str, 
             )
         found[name] = source
     return found
-
-
-def _say(progress: Callable[[str], None], name: str, label: str, num: int | None) -> None:
-    progress(f"{name}: {label}" + (", by lmms-eval" if num is None else f", {num} problems"))
-
-
-class _Samplers:
-    """One loaded model at a time: two of 8B parameters rarely fit."""
-
-    def __init__(self, request: Request, subject: Subject) -> None:
-        self._request, self._subject = request, subject
-        self._loaded: tuple[str, Sampler] | None = None
-
-    def maker(self, label: str) -> Callable[[], Sampler]:
-        return lambda: self._load(label)
-
-    def free(self) -> None:
-        self._loaded = None
-
-    def _load(self, label: str) -> Sampler:
-        if self._loaded is None or self._loaded[0] != label:
-            self.free()
-            self._loaded = (label, self._make(self._subject.models[label]))
-        return self._loaded[1]
-
-    def _make(self, model: str) -> Sampler:
-        if self._request.engine == "vllm":
-            return VllmSampler(model)
-        return TransformersSampler(model, batch_size=self._request.batch_size, **self._subject.processor)

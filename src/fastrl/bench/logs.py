@@ -65,24 +65,29 @@ def find_log(path: Path) -> Log:
     Raises:
         ConfigError: nothing that is known.
     """
-    folders = [path, path / "completions", path / "fastrl"] if path.is_dir() else [path.parent]
-    for folder in folders:
-        named = sorted(folder.glob("completions_*.parquet")) if path.is_dir() else [path]
-        tables = [file for file in named if file.suffix == ".parquet"]
-        if tables:
-            return Log(kind="trl", files=tables, num_steps=len(tables))
-        records = folder / "rollouts.jsonl" if path.is_dir() else path
-        if records.name == "rollouts.jsonl" and records.is_file():
-            return Log(
-                kind="fastrl", files=[records], num_steps=len({line[:80] for line in _step_marks(records)})
-            )
-        numbered = sorted((f for f in folder.glob("*.jsonl") if f.stem.isdigit()), key=lambda f: int(f.stem))
-        if path.is_dir() and numbered:
-            return Log(kind="verl", files=numbered, num_steps=len(numbered))
+    folders = [path, path / "completions", path / "fastrl"] if path.is_dir() else []
+    for files in [[path], *(sorted(folder.glob("*")) for folder in folders)]:
+        log = _log_of([file for file in files if file.is_file()])
+        if log is not None:
+            return log
     raise ConfigError(
         f"{path}: no rollouts there. Known: completions_*.parquet (TRL with log_completions=True), 1.jsonl, 2.jsonl, "
         "... (verl's trainer.rollout_data_dir), rollouts.jsonl (FastRL with trace: true)."
     )
+
+
+def _log_of(files: Sequence[Path]) -> Log | None:
+    """The log that some of these files are."""
+    tables = [file for file in files if file.name.startswith("completions_") and file.suffix == ".parquet"]
+    if tables:
+        return Log(kind="trl", files=tables, num_steps=len(tables))
+    records = [file for file in files if file.name == "rollouts.jsonl"]
+    if records:
+        return Log(kind="fastrl", files=records, num_steps=len(set(_step_marks(records[0]))))
+    numbered = [file for file in files if file.suffix == ".jsonl" and file.stem.isdigit()]
+    if numbered:
+        return Log(kind="verl", files=sorted(numbered, key=lambda f: int(f.stem)), num_steps=len(numbered))
+    return None
 
 
 def read_log(log: Log, tokenize: Tokenize, *, outcome: str | None = None) -> Iterator[LoggedStep]:
