@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-vllm venv-lmms test-lmms test-verl lint bench clean
+.PHONY: demo test test-all test-vllm venv-lmms test-lmms venv-verl test-verl lint bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -61,10 +61,15 @@ test-lmms: $(READY) .venv-lmms/.ready ## the four out-of-domain sets through rea
 	$(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check -r tests/with_verl/requirements.txt
-	.venv-verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 -e .
+	.venv-verl/bin/pip uninstall --quiet --yes torchcodec torchaudio  # CUDA builds: their import stops vLLM
+	.venv-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@# verl and vLLM start processes of their own: the bridge must be there when they do.
+	printf '%s\nimport bridge\n' "$(CURDIR)/tests/with_vllm" > "`.venv-verl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/bridge.pth"
 	@touch .venv-verl/.ready
 
-test-verl: .venv-verl/.ready ## what needs verl: so far, that its data loader reads what `fastrl data --to verl` writes
+venv-verl: .venv-verl/.ready ## real verl with real vLLM on the CPU, in an environment of its own (4 GB)
+
+test-verl: .venv-verl/.ready ## the verl adapter in whole runs of real verl on CPU processes (under 30 minutes)
 	.venv-verl/bin/python -m pytest tests/with_verl
 
 lint: $(READY)

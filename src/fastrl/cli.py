@@ -46,6 +46,7 @@ def train(
     set: Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction] = (),
     out: Path | None = None,
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    command: Literal["verl", "easyr1"] | None = None,
 ) -> None:
     """Train a recipe: stock TRL first unless it says otherwise, then with FastRL; a table and a figure at the end.
 
@@ -55,6 +56,7 @@ def train(
         set: Change settings of the recipe: key=value, such as learning_rate=1e-5 or fastrl.tau=0.6.
         out: Folder of this run. Default: runs/<recipe>-<time>.
         dry_run: Print all settings, rows, batch shapes, steps, tokens and memory, and stop.
+        command: Print the commands that train this recipe with another engine, and stop.
     """
     from rich.console import Console
 
@@ -64,6 +66,11 @@ def train(
     console = Console()
     overrides = [override for group in set for override in group]
     resolved = read_recipe(recipe, overrides, changes=changes)
+    if command is not None:
+        from fastrl.bench.engines import command as command_of
+
+        print(command_of(resolved, command))
+        return
     if dry_run:
         import yaml
 

@@ -65,6 +65,8 @@ class FastRLConfig:
             highest |A|) | dummy (rows without weight).
         micro_batches: repack (the fewest micro-batches; the rest of the micro-steps are skipped) |
             shrink (all micro-steps, with fewer rows each: least memory).
+        updates: fixed (as many optimizer steps as without pruning, on fewer rows each) | rows (as many rows per
+            optimizer step, in fewer steps; verl only).
         share_prompt: auto (the prompt of a group is prefilled once where the engine generates by transformers and the
             model was compared with the ordinary path) | off.
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
@@ -99,6 +101,7 @@ class FastRLConfig:
     max_refills: int = 8
     align: str = "top_up"
     micro_batches: str = "repack"
+    updates: str = "fixed"
     share_prompt: str = "auto"
     outcome_key: str | None = None
     max_empty_steps: int = 10
@@ -116,6 +119,7 @@ class FastRLConfig:
         "refill": REFILLS,
         "align": ("top_up", "dummy"),
         "micro_batches": ("repack", "shrink"),
+        "updates": ("fixed", "rows"),
         "share_prompt": ("auto", "off"),
     }
     _ranges: ClassVar[dict[str, tuple[float, float, str]]] = {

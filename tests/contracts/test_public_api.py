@@ -112,6 +112,7 @@ def test_the_settings_with_their_types_and_defaults_are_frozen():
         ("max_refills", "int", 8),
         ("align", "str", "top_up"),
         ("micro_batches", "str", "repack"),
+        ("updates", "str", "fixed"),
         ("share_prompt", "str", "auto"),
         ("outcome_key", "str | None", None),
         ("max_empty_steps", "int", 10),

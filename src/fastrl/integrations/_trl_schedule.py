@@ -104,6 +104,11 @@ def check_supported(trainer: Any, config: FastRLConfig) -> None:
             "gradients of the vision tower are not reduced if the last micro-batch of a step has none. Leave it unset.",
             stacklevel=3,
         )
+    if config.updates == "rows":
+        raise ConfigError(
+            "updates: rows trains in fewer optimizer steps than without pruning, but TRL's schedule, epochs and resume "
+            "count them. Set updates: fixed."
+        )
     if config.outcome_key is not None and config.outcome_key not in trainer.reward_func_names:
         raise ConfigError(
             f"outcome_key: {config.outcome_key!r} is none of the reward functions "

@@ -1,7 +1,6 @@
 """Stage clocks for a TRL GRPO trainer: how long generation, rewards, log-probs and the update take."""
 
 import contextlib
-import inspect
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ else:
 STAGES = ("generation", "rewards", "old_ref", "select", "update")
 COUNTS = ("rollouts", "trained/rows", "trained/tokens", "prompt_tokens_saved")
 
-_EXPECTED = {
+EXPECTED = {
     "_calculate_rewards": "inputs prompts completions completion_ids_list",
     "_compute_loss": "model inputs",
     "_generate": "prompts",
@@ -37,23 +36,6 @@ _EXPECTED = {
     "training_step": "model inputs num_items_in_batch",
 }
 """Leading parameters of the TRL methods that we override or call; a new TRL that differs must be looked at."""
-
-
-def differing_signatures(trainer_class: type) -> list[str]:
-    """Name each method of a GRPO trainer whose leading parameters are not those this adapter was written for."""
-    problems = []
-    for name, expected in _EXPECTED.items():
-        method = getattr(trainer_class, name, None)
-        if method is None:
-            problems.append(f"{trainer_class.__name__}.{name} does not exist")
-            continue
-        found = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
-        if "args" in found and "kwargs" in found:  # a subclass that passes everything on
-            continue
-        wanted = expected.split()
-        if found[: len(wanted)] != wanted:
-            problems.append(f"{trainer_class.__name__}.{name} takes {found}, expected {wanted} first")
-    return problems
 
 
 class StageTimesMixin(_Host):

@@ -26,6 +26,7 @@ from trl import GRPOTrainer
 
 from fastrl.batching import align_top_up, plan_round
 from fastrl.config import FastRLConfig
+from fastrl.integrations._signatures import differing_signatures
 from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
 from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, Reserve, prompt_ids_of
 from fastrl.integrations._trl_logps import DeferredLogpsMixin, loss_mask
@@ -34,7 +35,7 @@ from fastrl.integrations._trl_round import RoundRows, build_micro_batches, join_
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_run_folder import RunFolder, model_card_section
 from fastrl.integrations._trl_schedule import Schedule, check_supported
-from fastrl.integrations._trl_stages import STAGES, StageTimesMixin, differing_signatures
+from fastrl.integrations._trl_stages import EXPECTED, STAGES, StageTimesMixin
 from fastrl.integrations._trl_waves import Wave, WavesMixin
 from fastrl.method import FastRL
 from fastrl.types import FastRLError, Group, GroupError, NonFiniteError, NoSignalError, Selection
@@ -56,7 +57,7 @@ _TABLE = ("kept", "weight", "cluster", "group")
 
 def signature_problems() -> list[str]:
     """Name what differs between the installed TRL and the one this adapter was written for."""
-    return differing_signatures(GRPOTrainer)
+    return differing_signatures(GRPOTrainer, EXPECTED)
 
 
 class TimedGRPOTrainer(StageTimesMixin, GRPOTrainer):
@@ -97,7 +98,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
     def __init__(self, *args: Any, fastrl: FastRLConfig | None = None, **kwargs: Any) -> None:
         after_ours = type(self).__mro__[type(self).__mro__.index(FastRLMixin) :]
         host = next(c for c in after_ours if issubclass(c, GRPOTrainer) and c not in FastRLMixin.__mro__)
-        problems = differing_signatures(host)
+        problems = differing_signatures(host, EXPECTED)
         if problems:
             raise FastRLError(
                 f"this trainer is not the one FastRL was written for (TRL 1.16): {'; '.join(problems)}. Install "
