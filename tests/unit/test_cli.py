@@ -17,7 +17,7 @@ from fastrl.bench.doctor import Check
 from fastrl.types import NoSignalError
 
 COMMANDS = {
-    "train": {"--with", "--set", "--out", "--dry-run"},
+    "train": {"--with", "--set", "--out", "--dry-run", "--command"},
     "analyze": {"--settings", "--stages", "--tokenizer", "--outcome", "--steps-per-epoch", "--out"},
     "eval": {
         "--benchmarks", "--base", "--k", "--limit", "--sources", "--keep-good", "--reward", "--prompt", "--max-tokens",

@@ -52,7 +52,10 @@ def test_an_unknown_setting_is_named():
         (["actor_rollout_ref.actor.use_prefix_grouper=True"], "groups of one size"),
         (["+fastrl.refill=signal"], "algorithm.filter_groups.enable=True"),
         (["+fastrl.similarity=gradient"], "similarity=centred"),
-        (["+fastrl.similarity=surprisal"], "calculate_log_probs=True"),
+        (
+            ["+fastrl.similarity=surprisal", "actor_rollout_ref.rollout.calculate_log_probs=False"],
+            "calculate_log_probs=True",
+        ),
         (["+fastrl.budget=greso", "algorithm.filter_groups.enable=True"], "Choose one of the two"),
     ],
 )
