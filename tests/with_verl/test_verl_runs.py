@@ -62,7 +62,12 @@ GSPO_RUN = [
     *verl_runs.GSPO,
     *verl_runs.REFERENCE,
     *verl_runs.TWO_RANKS,
-    *PRUNE,
+    # What is kept must not depend on the order of a group's rollouts: verl's sessions ask the sampler in any order, so
+    # the same answers come back in another one.
+    "+fastrl.pruner=none",
+    "+fastrl.zero_variance=drop",
+    "+fastrl.align=dummy",
+    "+fastrl.trace=true",
     "+fastrl.budget=per_prompt",
     "+fastrl.initial_rollouts=3",
     "data.shuffle=True",
@@ -77,7 +82,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, tmp_path):
     folder = f"trainer.default_local_dir={tmp_path}/checkpoints"
     resumed = [folder, "trainer.resume_mode=auto"]
     whole = verl_runs.run(task, tmp_path / "whole", *GSPO_RUN, f"trainer.rollout_data_dir={tmp_path}/dump")
-    assert_pruned_and_in_step(whole, 6)
+    assert min(whole["fastrl/kept/frac"]) < 1
+    assert max(whole["training/rollout_probs_diff_max"]) < 1e-5
     process = verl_runs.start(task, tmp_path / "first", *GSPO_RUN, *resumed)
     until = time.monotonic() + verl_runs.LIMIT_S
     while len(verl_runs.read(tmp_path / "first")) < 3 and process.poll() is None and time.monotonic() < until:
@@ -99,9 +105,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, tmp_path):
     assert [(g.prompt_id, g.num_rollouts) for g in groups[0]] == [
         (g.prompt_id, g.num_rollouts) for g in groups[1]
     ]
-    assert [list(map(list, g.tokens_G)) for g in groups[0]] == [
-        list(map(list, g.tokens_G)) for g in groups[1]
-    ]
+    answers = [[sorted(map(list, group.tokens_G)) for group in run] for run in groups]
+    assert answers[0] == answers[1]
     assert len({g.num_rollouts for g in groups[0]}) > 1  # the budget did give prompts different counts
     _assert_dump_is_whole(tmp_path / "dump", whole)
 

@@ -1,6 +1,5 @@
 """What FastRL refuses of verl's configuration, before anything is loaded; and how it gets into verl at all."""
 
-import json
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from fastrl.integrations import _verl_plugin
 from fastrl.integrations import verl as adapter
 from fastrl.integrations._verl_settings import check_supported, settings_of
-from fastrl.types import ConfigError, FastRLError, StateError
+from fastrl.types import ConfigError, FastRLError
 
 GRPO = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
 
@@ -106,18 +105,6 @@ def test_a_trainer_with_other_methods_is_refused():
 
     with pytest.raises(FastRLError, match=r"Changed\._update_actor takes"):
         adapter.with_fastrl(Changed)
-
-
-def test_states_are_read_strictly(tmp_path):
-    with pytest.raises(StateError, match="not saved by a run with FastRL"):
-        adapter.read_state(tmp_path)
-    path = tmp_path / adapter.STATE_FILE
-    path.write_text('{"version": 1, "fast')
-    with pytest.raises(StateError, match="damaged"):
-        adapter.read_state(tmp_path)
-    path.write_text(json.dumps({"version": 99}))
-    with pytest.raises(StateError, match="version 99"):
-        adapter.read_state(tmp_path)
 
 
 def test_the_plugin_offers_fastrl_to_every_trainer_of_verl():

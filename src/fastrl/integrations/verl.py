@@ -9,7 +9,6 @@ verl's own per-prompt key, `__rollout_n__`.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
 from fastrl.batching import align_top_up, denominators
+from fastrl.integrations._ray_state import load_state, write_state
 from fastrl.integrations._signatures import differing_signatures
 from fastrl.integrations._verl_loss import ROWS, TOKENS, loss_over_denominators
 from fastrl.integrations._verl_plugin import STOCK
@@ -35,14 +35,13 @@ from fastrl.integrations._verl_round import Round, prompt_ids_of, read_round
 from fastrl.integrations._verl_settings import check_supported, settings_of
 from fastrl.method import FastRL
 from fastrl.trace import forget_steps, write_rollouts
-from fastrl.types import ConfigError, FastRLError, Group, NoSignalError, Selection, StateError
+from fastrl.types import ConfigError, FastRLError, Group, NoSignalError, Selection
 
 if TYPE_CHECKING:  # a mixin: its methods are those of the trainer it is mixed into
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Host
 else:
     _Host = object
 
-STATE_FILE = "fastrl_state.json"
 _EXPECTED = {
     "__init__": "config",
     "_balance_batch": "batch metrics",
@@ -61,7 +60,6 @@ _EXPECTED = {
 }
 """Leading parameters of verl's methods that are overridden; a new verl that differs must be looked at."""
 
-_STATE_VERSION = 1
 _SHOWN_TWICE = ("critic/score/", "critic/rewards/", "critic/advantages/", "response_length/")
 """verl's metrics of data that are logged over all rollouts, and under `fastrl/trained/` over the trained ones."""
 
@@ -361,17 +359,13 @@ class FastRLMixin(_Host):
     def _save_checkpoint(self) -> None:
         """Write FastRL's state first: verl names a checkpoint as the latest when all of it is there."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {"version": _STATE_VERSION, "fastrl": self.fastrl.state_dict()}
-        temporary = folder / f"{STATE_FILE}.tmp"
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        temporary.replace(folder / STATE_FILE)
+        write_state(folder, self.fastrl)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps:
-            self.fastrl.load_state_dict(read_state(self._resumed_from()))
+            load_state(self._resumed_from(), self.fastrl)
         forget_steps(self._records, from_step=self.fastrl.step)
 
     def _resumed_from(self) -> Path:
@@ -379,31 +373,6 @@ class FastRLMixin(_Host):
         if trainer.resume_mode == "resume_path":
             return Path(trainer.resume_from_path)
         return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read FastRL's state of a checkpoint, strictly.
-
-    Raises:
-        StateError: a checkpoint that FastRL did not save, a damaged file, or another version.
-    """
-    path = checkpoint / STATE_FILE
-    if not path.is_file():
-        raise StateError(
-            f"{checkpoint} holds no {STATE_FILE}: it was not saved by a run with FastRL, so how many rollouts its "
-            "prompts had is not known. Start a new run from its weights (actor_rollout_ref.model.path, "
-            "trainer.resume_mode=disable)."
-        )
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise StateError(f"{path} is damaged ({error}). Resume from another checkpoint.") from error
-    if state.get("version") != _STATE_VERSION:
-        raise StateError(
-            f"{path} has version {state.get('version')}, this FastRL reads version {_STATE_VERSION}. Resume with the "
-            "FastRL that wrote it."
-        )
-    return state["fastrl"]
 
 
 def with_fastrl(host: type) -> type:
