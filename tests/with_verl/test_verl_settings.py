@@ -1,5 +1,6 @@
 """What FastRL refuses of verl's configuration, before anything is loaded; and how it gets into verl at all."""
 
+import os
 import subprocess
 import sys
 
@@ -135,3 +136,18 @@ def test_a_trainer_chooses_by_the_block_in_its_configuration(monkeypatch):
     assert type(registry["sync"](config={})) is Stock
     monkeypatch.setattr(adapter, "with_fastrl", lambda host: type("With", (host,), {}))
     assert type(registry["sync"](config={"fastrl": {"tau": 0.8}})).__name__ == "With"
+
+
+@pytest.mark.parametrize(("policy", "status"), [("auto", "ok"), ("none", "problem")])
+def test_the_doctor_says_whether_the_plugin_is_in_place(policy, status):
+    script = "from fastrl.bench.doctor import _verl; check = _verl(); print(check.status, '|', check.detail)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "VERL_USE_EXTERNAL_PLUGINS": policy},
+    )
+    assert done.stdout.startswith(status), done.stderr[-2000:]
+    assert ("ignored in silence" in done.stdout) == (policy == "none")

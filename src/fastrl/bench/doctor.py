@@ -27,6 +27,7 @@ TRIED = {
     "pillow": "13.0.0",
     "matplotlib": "3.11.2",
 }
+TRIED_VERL = "0.9.1"
 EXTRA = {"matplotlib": "report"}
 PYTHONS = ((3, 11), (3, 13))
 
@@ -53,6 +54,8 @@ def examine(recipe: str | Path | None = None) -> list[Check]:
         checks.append(_signatures())
         if recipe is not None:
             checks += list(_recipe(recipe))
+    if _has("verl"):
+        checks.append(_verl())
     return checks
 
 
@@ -124,6 +127,40 @@ def _signatures() -> Check:
         status="problem" if problems else "ok",
         detail="; ".join(problems) or "those that FastRL overrides have the expected parameters",
         remedy='pip install "trl>=1.16,<1.17"' if problems else "",
+    )
+
+
+def _verl() -> Check:
+    """Would `+fastrl.*` on verl's own command line be heard? verl logs a plug-in that fails at debug level only."""
+    try:
+        importlib.import_module("verl")
+    except (ImportError, RuntimeError, OSError) as error:
+        return Check(name="verl", status="problem", detail=f"cannot be imported: {error}")
+    if importlib.util.find_spec("verl.trainer.ray_trainer") is not None:
+        return Check(
+            name="verl",
+            status="ok",
+            detail="EasyR1: start training with python -m fastrl.integrations.easyr1",
+        )
+    version = metadata.version("verl")
+    in_place = "fastrl.integrations._verl_plugin" in sys.modules
+    if version.split(".")[:2] != TRIED_VERL.split(".")[:2]:
+        return Check(
+            name="verl",
+            status="problem",
+            detail=f"{version}; tried with {TRIED_VERL}",
+            remedy=f'pip install "verl=={TRIED_VERL}": FastRL overrides methods of verl',
+        )
+    if in_place:
+        return Check(name="verl", status="ok", detail=f"{version}; it has loaded FastRL's plug-in")
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    return Check(
+        name="verl",
+        status="problem",
+        detail=f"{version} has NOT loaded the plug-in (VERL_USE_EXTERNAL_PLUGINS={policy}): +fastrl.* on the command "
+        "line of verl.trainer.main_ppo would be ignored in silence",
+        remedy="Start training with python -m fastrl.integrations.verl; or unset VERL_USE_EXTERNAL_PLUGINS and install "
+        "FastRL again.",
     )
 
 
