@@ -142,7 +142,13 @@ def balance(window: np.ndarray, owner_N: np.ndarray, num_ranks: int) -> list[lis
 
 
 def micro_batches(
-    share: Sequence[int], length_N: np.ndarray, *, size: int, num_steps: int, shrink: bool = False
+    share: Sequence[int],
+    length_N: np.ndarray,
+    *,
+    size: int,
+    num_steps: int,
+    shrink: bool = False,
+    group_N: np.ndarray | None = None,
 ) -> list[list[int] | None]:
     """Plan the micro-steps of one optimizer window on one rank.
 
@@ -157,12 +163,19 @@ def micro_batches(
         size: Most rows in one micro-batch.
         num_steps: Micro-steps of the window; num_steps * size rows must suffice.
         shrink: Use all micro-steps with fewer rows each, for the least memory.
+        group_N: (N,) prompt of each row, where rows of a prompt should stand together; the prompt with the longest
+            row comes first. None = by the length of each row alone.
     """
     num_used = -(-len(share) // size)
     assert 1 <= num_used <= num_steps, "a window holds more rows than the engine's batch"
     if shrink:
         num_used = min(num_steps, len(share))
     by_length = sorted(share, key=lambda i: (-length_N[i] if i != DUMMY else 0, i))
+    if group_N is not None:
+        first = {DUMMY: len(by_length)}
+        for place, i in enumerate(by_length):
+            first.setdefault(i if i == DUMMY else int(group_N[i]), place)
+        by_length.sort(key=lambda i: first[i if i == DUMMY else int(group_N[i])])
     used = [chunk.tolist() for chunk in np.array_split(np.array(by_length), num_used)]
     return [None] * (num_steps - num_used) + used
 
@@ -197,6 +210,7 @@ def plan_round(
     live_N: np.ndarray,
     image_N: np.ndarray | None = None,
     owner_N: np.ndarray | None = None,
+    group_N: np.ndarray | None = None,
     num_windows: int,
     num_steps: int,
     size: int,
@@ -212,6 +226,7 @@ def plan_round(
         owner_N: (N,) rank that generated each row; None = the r-th contiguous slice of all rows.
         tokens_N, length_N, live_N, denominator: see `denominators` and `micro_batches`.
         image_N: (N,) bool, rows whose prompt has an image; None = no row has one.
+        group_N: (N,) prompt of each row, where rows of a prompt should share a micro-batch; None = need not.
         num_windows: Optimizer windows of the round.
         num_steps: Micro-steps per window and rank.
         size, shrink: Most rows of a micro-batch on one rank; whether to use all micro-steps.
@@ -220,7 +235,7 @@ def plan_round(
     plans = []
     for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
         steps_R = [
-            micro_batches(share, length_N, size=size, num_steps=num_steps, shrink=shrink)
+            micro_batches(share, length_N, size=size, num_steps=num_steps, shrink=shrink, group_N=group_N)
             for share in balance(window, owner_N, num_ranks)
         ]
         divide_by = denominators(

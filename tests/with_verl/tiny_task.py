@@ -13,9 +13,10 @@ NUM_PROMPTS = 16
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any
 ) -> dict:
-    """1 for an answer that begins with the digit, 0.2 for one that has it somewhere."""
-    right = solution_str.strip()[:1] == ground_truth
-    return {"score": 1.0 if right else 0.2 * (ground_truth in solution_str), "acc": float(right)}
+    """1 for an answer that begins with one of the right digits, 0.2 for one that has one somewhere."""
+    right = solution_str.strip()[:1] in [*ground_truth]
+    score = 1.0 if right else 0.2 * any(digit in solution_str for digit in ground_truth)
+    return {"score": score, "acc": float(right)}
 
 
 def make(folder: Path, *, hidden: int = 64, layers: int = 2) -> Path:
@@ -50,7 +51,11 @@ def make(folder: Path, *, hidden: int = 64, layers: int = 2) -> Path:
             "data_source": "tiny",
             "prompt": [{"role": "user", "content": f"{i % 8}+{i // 8}=?"}],
             "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str((i % 8 + i // 8) % 10)},
+            # Every other prompt has five right digits: a budget has something to tell apart.
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": "02468" if i % 2 else str((i % 8 + i // 8) % 10),
+            },
             "extra_info": {"index": i, "split": "train"},
         }
         for i in range(NUM_PROMPTS)
@@ -78,7 +83,8 @@ def make_with_images(folder: Path) -> Path:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *marks]})
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'][:1] }}\n{% if m['content'] is string %}{{ m['content'] }}"
-        "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+        "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|>"
+        "<|vision_end|>"
         "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>a\n{% endif %}"
     )

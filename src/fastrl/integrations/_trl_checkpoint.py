@@ -134,6 +134,7 @@ def write_round(checkpoint: str | Path, rank: int, micro_batches: Sequence[Micro
                 "denominators": asdict(micro_batch.denominators),
                 "num_rows": micro_batch.num_rows,
                 "num_tokens": micro_batch.num_tokens,
+                "groups": micro_batch.groups,
             }
         )
     path = _round_file(checkpoint, rank)

@@ -3,15 +3,22 @@
 TRL computes them right after sampling, for every rollout. The generation mixin tells it not to.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import nanmax, nanmin, use_adapter
 
+from fastrl.integrations._trl_prefix import PackedModel, SharedPrefix, is_worth_it, pack
 from fastrl.integrations._trl_rows import FORWARD_FIELDS, MicroBatch
 from fastrl.integrations._trl_stages import StageTimesMixin
+
+_PACKED_FIELDS = {
+    "compute_entropy", "pixel_values", "image_grid_thw", "num_images", "token_type_ids", "mm_token_type_ids",
+}  # fmt: skip
+"""What a packed call may be given; with anything else, rows go through the model one by one."""
 
 
 def loss_mask(batch: dict[str, Any]) -> torch.Tensor:
@@ -56,6 +63,68 @@ def importance_ratio(
 class DeferredLogpsMixin(StageTimesMixin):
     """Fill micro-batches with the log-probs that TRL's loss reads, under the conditions of TRL."""
 
+    _prefix: SharedPrefix
+    _groups_of_call: Sequence[int] | None = None
+    _num_packed_away = 0  # tokens of this rank since the last optimizer step
+
+    # A prompt once per micro-batch.
+
+    @contextlib.contextmanager
+    def _sharing(self, micro_batch: MicroBatch, *, check: bool = False) -> Iterator[None]:
+        """While this is open, the model is called with survivors packed behind their prompt."""
+        if check or (self._prefix.is_active and self._prefix.is_checked and is_worth_it(micro_batch.groups)):
+            self._groups_of_call = micro_batch.groups
+        try:
+            yield
+        finally:
+            self._groups_of_call = None
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = {name for name, value in kwargs.items() if value is not None and value is not False}
+        if self._groups_of_call is not None and not args and given <= _PACKED_FIELDS:
+            packing = pack(attention_mask, logits_to_keep, self._groups_of_call)
+            self._num_packed_away += int(attention_mask.sum() - (packing.part >= 0).sum())
+            model = PackedModel(model, packing, kwargs.get("num_images"))
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
+    def _check_shared_prefix(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Compare both paths on the first micro-batch that shares a prompt on any rank; all ranks decide together."""
+        prefix = self._prefix
+        if not prefix.is_active or prefix.is_checked or not micro_batches:
+            return
+        micro_batch = micro_batches[0]
+        shares = torch.tensor(float(is_worth_it(micro_batch.groups)), device=self.accelerator.device)
+        if not self.accelerator.gather(shares.reshape(1)).any():
+            return
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
+            ordinary = self._logps(self.model, micro_batch)
+            with self._sharing(micro_batch, check=True):
+                packed = self._logps(self.model, micro_batch)
+        self._num_packed_away = 0
+        difference = ((packed - ordinary) * micro_batch["completion_mask"]).abs().max()
+        error = float(self.accelerator.gather(difference.float().reshape(1)).max())
+        prefix.is_checked = True
+        reason = prefix.too_far(
+            error, ordinary.dtype if self.model.dtype == torch.float32 else self.model.dtype
+        )
+        if reason is not None:
+            prefix.give_up(reason)
+
+    def _end_optimizer_step(self) -> None:
+        packed_away = torch.tensor(self._num_packed_away, device=self.accelerator.device)
+        self._counts["prompt_tokens_saved"] += int(self.accelerator.reduce(packed_away))
+        self._num_packed_away = 0
+        super()._end_optimizer_step()
+
+    # Old and reference log-probs.
+
     def _compute_deferred_logps(self, micro_batches: Sequence[MicroBatch]) -> None:
         generate_every = self.args.steps_per_generation * self.num_iterations
         corrects_vllm = self.use_vllm and self.vllm_importance_sampling_correction
@@ -67,10 +136,11 @@ class DeferredLogpsMixin(StageTimesMixin):
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
             for micro_batch in micro_batches:
-                if needs_old:
-                    micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
-                if self.beta:
-                    micro_batch["ref_per_token_logps"] = self._reference_logps(micro_batch)
+                with self._sharing(micro_batch):
+                    if needs_old:
+                        micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
+                    if self.beta:
+                        micro_batch["ref_per_token_logps"] = self._reference_logps(micro_batch)
         if corrects_vllm:
             self._correct_vllm(micro_batches)
 

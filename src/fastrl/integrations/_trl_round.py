@@ -151,6 +151,7 @@ def build_micro_batches(
     *,
     keep_N: np.ndarray,
     advantages_N: np.ndarray,
+    group_N: np.ndarray,
     steps_per_generation: int,
     pad_token_id: int,
     multiple: int | None,
@@ -160,6 +161,7 @@ def build_micro_batches(
     Args:
         batches: TRL's batch of this rank, one per wave.
         keep_N, advantages_N: Rows to train on, and what their log-probs are weighted with.
+        group_N: Which prompt each row continues.
         steps_per_generation: TRL's; its token-sum losses divide by
             num_items_in_batch * micro-batches / steps_per_generation.
 
@@ -179,6 +181,7 @@ def build_micro_batches(
             taken = [dummy_of(own[filler_R[rank]]) if row == DUMMY else own[row] for row in numbers]
             inputs = collate(taken, pad_token_id=pad_token_id, multiple=multiple)
             advantages = [0.0 if row == DUMMY else advantages_N[row] for row in numbers]
+            prompts = [int(group_N[filler_R[rank] if row == DUMMY else row]) for row in numbers]
             inputs["advantages"] = torch.tensor(advantages).to(batches[0]["advantages"])
             divide_by = plan.denominators.tokens * steps_per_generation / plan.num_micro_batches
             inputs["num_items_in_batch"] = torch.tensor(divide_by, device=accelerator.device)
@@ -191,6 +194,7 @@ def build_micro_batches(
                     denominators=plan.denominators,
                     num_rows=len(trained),
                     num_tokens=int(rows.loss_N[trained].sum()),
+                    groups=prompts,
                 )
             )
     return micro_batches

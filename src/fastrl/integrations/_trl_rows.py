@@ -45,6 +45,7 @@ class MicroBatch(dict):
         num_steps: Micro-steps of the window, skipped ones included.
         denominators: What the window's loss divides by, over all ranks.
         num_rows, num_tokens: What this micro-step trains on over all ranks, without dummies.
+        groups: Of each row, which prompt of the round it continues.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MicroBatch(dict):
         denominators: Denominators,
         num_rows: int,
         num_tokens: int,
+        groups: Sequence[int],
     ) -> None:
         super().__init__(inputs)
         self.num_micro_batches = num_micro_batches
@@ -63,6 +65,7 @@ class MicroBatch(dict):
         self.denominators = denominators
         self.num_rows = num_rows
         self.num_tokens = num_tokens
+        self.groups = list(groups)
 
 
 def split_rows(batch: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
 from fastrl.integrations._trl_data import PROMPT_ID, NumberedRows, PromptSampler, Reserve, prompt_ids_of
 from fastrl.integrations._trl_logps import DeferredLogpsMixin, loss_mask
 from fastrl.integrations._trl_prefill import VERIFIED as SHARED_PREFILL_MODELS
+from fastrl.integrations._trl_prefix import VERIFIED as SHARED_PREFIX_MODELS
+from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations._trl_round import RoundRows, build_micro_batches, join_waves
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_run_folder import RunFolder, model_card_section
@@ -42,6 +44,7 @@ from fastrl.types import FastRLError, Group, GroupError, NonFiniteError, NoSigna
 
 __all__ = [
     "SHARED_PREFILL_MODELS",
+    "SHARED_PREFIX_MODELS",
     "STATE_FILE",
     "FastGRPOTrainer",
     "FastRLMixin",
@@ -118,6 +121,9 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         config = fastrl or FastRLConfig()
         check_supported(self, config)
         self._share_prompt = config.share_prompt
+        self._prefix = SharedPrefix(
+            self.model, is_on=config.share_prompt == "auto" and not config.is_identity
+        )
         self._prompt_ids = prompt_ids_of(self.train_dataset)
         self._row_of_id = {prompt_id: row for row, prompt_id in enumerate(self._prompt_ids)}
         self._numbered_rows = NumberedRows(self.train_dataset, self._prompt_ids)
@@ -230,7 +236,9 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
             selections = self.fastrl.select(groups, num_prompts=len(inputs))
             micro_batches = self._plan_micro_batches([w.batch for w in waves], rows, groups, selections)
             del waves  # what was pruned needs no memory while log-probs are computed
-        self._compute_deferred_logps([step for step in micro_batches if step is not None])
+        trained = [step for step in micro_batches if step is not None]
+        self._check_shared_prefix(trained)
+        self._compute_deferred_logps(trained)
         with self._clock("select"):
             self._end_round(groups, selections, seconds)
             self._report_round(groups, selections)
@@ -310,6 +318,8 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         if config.align == "top_up":
             aligned, num_added = align_top_up(groups, selections, num_ranks)
         keep_N = np.concatenate([selection.keep_G for selection in aligned]) & ~rows.foreign_N
+        sizes = [group.num_rollouts for group in groups]
+        group_N = np.repeat(np.arange(len(groups)), sizes)
         plans = plan_round(
             keep_N,
             tokens_N=rows.loss_N,
@@ -319,10 +329,11 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
                     group.has_signal and selection.reason != "surplus"
                     for group, selection in zip(groups, selections, strict=True)
                 ],
-                [group.num_rollouts for group in groups],
+                sizes,
             ),
             image_N=rows.image_N,
             owner_N=rows.owner_N,
+            group_N=group_N if self._prefix.is_active else None,
             num_windows=self._schedule.windows_per_round,
             num_steps=self._schedule.steps_per_window,
             size=self.args.per_device_train_batch_size,
@@ -348,6 +359,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
             rows,
             keep_N=keep_N,
             advantages_N=push_N,
+            group_N=group_N,
             steps_per_generation=self.args.steps_per_generation,
             pad_token_id=self._tokenizer.pad_token_id,
             multiple=self.pad_to_multiple_of,
@@ -383,7 +395,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         rounds_in_window = max(1.0, steps / inputs.num_steps)
         self.current_gradient_accumulation_steps = inputs.num_micro_batches * rounds_in_window
         try:
-            with self._unreported_if_empty(inputs):
+            with self._unreported_if_empty(inputs), self._sharing(inputs):
                 loss = super()._compute_loss(model, inputs)
         finally:
             self.current_gradient_accumulation_steps = steps
