@@ -141,6 +141,28 @@ def balance(window: np.ndarray, owner_N: np.ndarray, num_ranks: int) -> list[lis
     return shares
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Rows whose prompt is computed once per micro-batch.
+
+    Args:
+        group_N: (N,) which prompt each row continues.
+        prompt_N: (N,) tokens of that prompt.
+    """
+
+    group_N: np.ndarray
+    prompt_N: np.ndarray
+
+    def tokens(self, rows: Sequence[int], length_N: np.ndarray) -> int:
+        """Tokens of a micro-batch: each prompt but its last token once, that token and an answer per row."""
+        real = [row for row in rows if row != DUMMY]
+        first = {int(self.group_N[row]): row for row in real}
+        answers = sum(int(length_N[row] - self.prompt_N[row]) + 1 for row in real)
+        # A dummy has the prompt of some row of its rank and one token.
+        dummies = (len(rows) - len(real)) * (int(self.prompt_N.max()) + 1)
+        return answers + sum(int(self.prompt_N[row]) - 1 for row in first.values()) + dummies
+
+
 def micro_batches(
     share: Sequence[int],
     length_N: np.ndarray,
@@ -148,7 +170,8 @@ def micro_batches(
     size: int,
     num_steps: int,
     shrink: bool = False,
-    group_N: np.ndarray | None = None,
+    sharing: Sharing | None = None,
+    num_used: int | None = None,
 ) -> list[list[int] | None]:
     """Plan the micro-steps of one optimizer window on one rank.
 
@@ -163,21 +186,46 @@ def micro_batches(
         size: Most rows in one micro-batch.
         num_steps: Micro-steps of the window; num_steps * size rows must suffice.
         shrink: Use all micro-steps with fewer rows each, for the least memory.
-        group_N: (N,) prompt of each row, where rows of a prompt should stand together; the prompt with the longest
-            row comes first. None = by the length of each row alone.
+        sharing: Where rows of a prompt should stand together; the prompt with the longest row comes first. None = by
+            the length of each row alone.
+        num_used: Micro-batches to use, from `fewest_packed`; None = as many as `size` asks for.
     """
-    num_used = -(-len(share) // size)
+    num_used = -(-len(share) // size) if num_used is None else num_used
     assert 1 <= num_used <= num_steps, "a window holds more rows than the engine's batch"
     if shrink:
         num_used = min(num_steps, len(share))
-    by_length = sorted(share, key=lambda i: (-length_N[i] if i != DUMMY else 0, i))
-    if group_N is not None:
-        first = {DUMMY: len(by_length)}
-        for place, i in enumerate(by_length):
-            first.setdefault(i if i == DUMMY else int(group_N[i]), place)
-        by_length.sort(key=lambda i: first[i if i == DUMMY else int(group_N[i])])
-    used = [chunk.tolist() for chunk in np.array_split(np.array(by_length), num_used)]
+    used = _chunks(share, length_N, num_used, sharing)
     return [None] * (num_steps - num_used) + used
+
+
+def fewest_packed(
+    shares: Sequence[Sequence[int]], length_N: np.ndarray, sharing: Sharing, *, size: int, budget: int
+) -> int:
+    """Return how many micro-batches all ranks use, so that none holds more tokens than an unpruned one would.
+
+    Never more than `size` rows in each would take: rows that share their prompt leave room for others.
+
+    Args:
+        shares: Rows of each rank, as many on each.
+        budget: Tokens of an unpruned micro-batch: `size` rows, padded to the longest.
+    """
+    most = -(-len(shares[0]) // size)
+    for num in range(1, most):
+        chunks = (chunk for share in shares for chunk in _chunks(share, length_N, num, sharing))
+        if all(sharing.tokens(chunk, length_N) <= budget for chunk in chunks):
+            return num
+    return most
+
+
+def _chunks(share: Sequence[int], length_N: np.ndarray, num: int, sharing: Sharing | None) -> list[list[int]]:
+    """As even as possible, long rows first; with `sharing`, rows of a prompt side by side."""
+    ordered = sorted(share, key=lambda i: (-length_N[i] if i != DUMMY else 0, i))
+    if sharing is not None:
+        keys = [DUMMY if i == DUMMY else int(sharing.group_N[i]) for i in ordered]
+        first = {key: place for place, key in reversed(list(enumerate(keys)))} | {DUMMY: len(ordered)}
+        places = sorted(range(len(ordered)), key=lambda place: (first[keys[place]], place))
+        ordered = [ordered[place] for place in places]
+    return [chunk.tolist() for chunk in np.array_split(np.array(ordered), num)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +258,7 @@ def plan_round(
     live_N: np.ndarray,
     image_N: np.ndarray | None = None,
     owner_N: np.ndarray | None = None,
-    group_N: np.ndarray | None = None,
+    sharing: Sharing | None = None,
     num_windows: int,
     num_steps: int,
     size: int,
@@ -226,7 +274,7 @@ def plan_round(
         owner_N: (N,) rank that generated each row; None = the r-th contiguous slice of all rows.
         tokens_N, length_N, live_N, denominator: see `denominators` and `micro_batches`.
         image_N: (N,) bool, rows whose prompt has an image; None = no row has one.
-        group_N: (N,) prompt of each row, where rows of a prompt should share a micro-batch; None = need not.
+        sharing: Where rows of a prompt should share a micro-batch, and more of them may then; None = need not.
         num_windows: Optimizer windows of the round.
         num_steps: Micro-steps per window and rank.
         size, shrink: Most rows of a micro-batch on one rank; whether to use all micro-steps.
@@ -234,9 +282,22 @@ def plan_round(
     owner_N = owners(len(keep_N), num_ranks) if owner_N is None else owner_N
     plans = []
     for window in split_windows(np.flatnonzero(keep_N), num_windows, rng):
+        shares = balance(window, owner_N, num_ranks)
+        num_used = None
+        if sharing is not None and len(length_N):
+            budget = size * int(length_N.max())
+            num_used = fewest_packed(shares, length_N, sharing, size=size, budget=budget)
         steps_R = [
-            micro_batches(share, length_N, size=size, num_steps=num_steps, shrink=shrink, group_N=group_N)
-            for share in balance(window, owner_N, num_ranks)
+            micro_batches(
+                share,
+                length_N,
+                size=size,
+                num_steps=num_steps,
+                shrink=shrink,
+                sharing=sharing,
+                num_used=num_used,
+            )
+            for share in shares
         ]
         divide_by = denominators(
             denominator, tokens_N=tokens_N, live_N=live_N, window=window, num_windows=num_windows

@@ -1,5 +1,7 @@
 """Alignment, balance and micro-batches: every row exactly once, every rank in step, nothing moved in vain."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 from fastrl import FastRLConfig, Group, Selection, select
 from fastrl.batching import (
     DUMMY,
+    Sharing,
     align_top_up,
     balance,
     denominators,
+    fewest_packed,
     micro_batches,
     plan_round,
     split_windows,
@@ -205,6 +209,46 @@ def test_micro_batches_use_the_fewest_steps_sorted_by_length(lengths, size, spar
     rows = [i for step in used for i in step]
     assert sorted(rows) == sorted(share)
     assert rows == sorted(rows, key=lambda i: (i == DUMMY, -length_N[i], i))
+
+
+@given(
+    st.lists(st.tuples(st.integers(2, 40), st.lists(st.integers(0, 12), max_size=8)), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_prompts_stay_together_within_the_memory_of_the_unpruned_batch(groups, size, num_ranks):
+    """Prompts of some length with any number of kept answers, dealt to ranks as they come."""
+    rows = [(g, prompt, prompt + answer) for g, (prompt, answers) in enumerate(groups) for answer in answers]
+    if not rows:
+        return
+    group_N, prompt_N, length_N = (np.array(column) for column in zip(*rows, strict=True))
+    sharing = Sharing(group_N=group_N, prompt_N=prompt_N)
+    quota = -(-len(rows) // num_ranks)
+    shares = [[*range(r * quota, min(len(rows), (r + 1) * quota))] for r in range(num_ranks)]
+    shares = [share + [DUMMY] * (quota - len(share)) for share in shares]
+    budget = size * int(length_N.max())
+    num_used = fewest_packed(shares, length_N, sharing, size=size, budget=budget)
+    most = -(-quota // size)
+    assert 1 <= num_used <= most
+    for share in shares:
+        steps = micro_batches(share, length_N, size=size, num_steps=most, sharing=sharing, num_used=num_used)
+        used = [step for step in steps if step is not None]
+        assert len(used) == num_used
+        assert sorted(row for step in used for row in step) == sorted(share)
+        assert max(map(len, used)) - min(map(len, used)) <= 1
+        if num_used < most:
+            assert all(sharing.tokens(step, length_N) <= budget for step in used)
+        order = [group_N[row] for step in used for row in step if row != DUMMY]
+        changes = sum(a != b for a, b in itertools.pairwise(order))
+        assert changes == max(0, len(set(order)) - 1)  # each prompt's rows stand side by side
+
+
+def test_tokens_of_rows_that_share_a_prompt():
+    sharing = Sharing(group_N=np.array([0, 0, 1]), prompt_N=np.array([10, 10, 4]))
+    length_N = np.array([13, 15, 9])
+    assert sharing.tokens([0, 1], length_N) == 9 + (1 + 3) + (1 + 5)
+    assert sharing.tokens([0, 1, 2], length_N) == 9 + 4 + 6 + 3 + (1 + 5)
+    assert sharing.tokens([2, DUMMY], length_N) == 3 + 6 + 11
 
 
 def random_round(rng, num_ranks):

@@ -24,7 +24,7 @@ from accelerate.utils import broadcast_object_list
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
-from fastrl.batching import align_top_up, plan_round
+from fastrl.batching import Sharing, align_top_up, plan_round
 from fastrl.config import FastRLConfig
 from fastrl.integrations._signatures import differing_signatures
 from fastrl.integrations._trl_checkpoint import STATE_FILE, CheckpointMixin
@@ -333,7 +333,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
             ),
             image_N=rows.image_N,
             owner_N=rows.owner_N,
-            group_N=group_N if self._prefix.is_active else None,
+            sharing=Sharing(group_N=group_N, prompt_N=rows.prompt_N) if self._prefix.is_active else None,
             num_windows=self._schedule.windows_per_round,
             num_steps=self._schedule.steps_per_window,
             size=self.args.per_device_train_batch_size,
