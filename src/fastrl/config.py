@@ -67,8 +67,8 @@ class FastRLConfig:
             shrink (all micro-steps, with fewer rows each: least memory).
         updates: fixed (as many optimizer steps as without pruning, on fewer rows each) | rows (as many rows per
             optimizer step, in fewer steps; verl only).
-        share_prompt: auto (the prompt of a group is prefilled once where the engine generates by transformers and the
-            model was compared with the ordinary path) | off.
+        share_prompt: auto (a prompt is computed once per group where transformers generates, and once per micro-batch
+            in log-probs and update; both for models that were compared with the ordinary path) | off.
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.
         max_empty_steps: Steps in a row without any signal (and with at least 64 groups), after which
             training stops with an explanation.

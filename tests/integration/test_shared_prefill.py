@@ -16,11 +16,21 @@ from trl_support import parity_reward, text_dataset, text_model, text_tokenizer
 from fastrl import FastRLConfig, testbed
 from fastrl.data.testbed import dataset, problems
 from fastrl.integrations._trl_prefill import VERIFIED, SharedPrefill
+from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations.trl import FastGRPOTrainer
 from fastrl.rewards import accuracy_reward, format_reward
 from fastrl.testbed.evaluation import conversation
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture(autouse=True)
+def generation_alone(monkeypatch):
+    """Log-probs and update compute every row for itself here: see test_shared_prefix.py."""
+    monkeypatch.setattr(
+        "fastrl.integrations.trl.SharedPrefix", lambda model, is_on: SharedPrefix(model, is_on=False)
+    )
+
 
 TEXT = {
     "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -15,6 +15,8 @@ from trl import GRPOConfig
 from trl_support import parity_reward, text_dataset, text_model, text_tokenizer, vision_dataset
 
 from fastrl import FastRLConfig, testbed
+from fastrl.integrations import trl as adapter
+from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations.trl import FastGRPOTrainer
 
 
@@ -45,6 +47,8 @@ def assert_same(found, expected):
 def main(done):
     state = PartialState(cpu=True)
     assert state.num_processes == int(os.environ["EXPECTED_WORLD_SIZE"]) == 2
+    # This is about generation: log-probs and update compute every row for itself.
+    adapter.SharedPrefix = lambda model, is_on: SharedPrefix(model, is_on=False)
     for vision in (False, True):
         shared = train("auto", vision=vision)
         assert_same(shared, train("off", vision=vision))

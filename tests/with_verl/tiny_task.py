@@ -51,10 +51,10 @@ def make(folder: Path, *, hidden: int = 64, layers: int = 2) -> Path:
             "data_source": "tiny",
             "prompt": [{"role": "user", "content": f"{i % 8}+{i // 8}=?"}],
             "ability": "math",
-            # Every other prompt has five right digits: a budget has something to tell apart.
+            # None, one or five right digits: a budget has something to tell apart.
             "reward_model": {
                 "style": "rule",
-                "ground_truth": "02468" if i % 2 else str((i % 8 + i // 8) % 10),
+                "ground_truth": ["", "02468", "3", "02468"][i % 4],
             },
             "extra_info": {"index": i, "split": "train"},
         }

@@ -264,18 +264,16 @@ def _batches(recipe: "Recipe") -> Iterator[Check]:
 
 
 def _shared_prompts(recipe: "Recipe") -> Check:
-    """Is the prompt of a group prefilled once? Read from the model's configuration; nothing is loaded."""
+    """Is a prompt computed once per group? Read from the model's configuration; nothing is loaded."""
     from transformers import AutoConfig
 
     from fastrl.bench.tasks import DataTask
-    from fastrl.integrations.trl import SHARED_PREFILL_MODELS
+    from fastrl.integrations.trl import SHARED_PREFILL_MODELS, SHARED_PREFIX_MODELS
     from fastrl.testbed import checkpoint_path
 
     name, task = "share_prompt", recipe.task
     if recipe.fastrl.share_prompt == "off":
-        return Check(name=name, status="note", detail="off: prompts are prefilled once per rollout")
-    if recipe.trainer.get("use_vllm"):
-        return Check(name=name, status="ok", detail="left to vLLM, whose prefix cache does it")
+        return Check(name=name, status="note", detail="off: prompts are computed once per rollout")
     model = task.model if isinstance(task, DataTask) else str(checkpoint_path())
     try:
         kind = AutoConfig.from_pretrained(model, local_files_only=True).model_type
@@ -283,16 +281,17 @@ def _shared_prompts(recipe: "Recipe") -> Check:
         return Check(
             name=name, status="note", detail=f"{model} is not on this machine: it shows when training starts"
         )
-    if kind in SHARED_PREFILL_MODELS:
-        return Check(
-            name=name,
-            status="ok",
-            detail=f"generation prefills a prompt of {kind} once per group, and compares both paths once",
-        )
+    if recipe.trainer.get("use_vllm"):
+        sampling = "left to vLLM's prefix cache"
+    else:
+        sampling = "once per group" if kind in SHARED_PREFILL_MODELS else "once per rollout"
+    training = "once per micro-batch" if kind in SHARED_PREFIX_MODELS else "once per survivor"
+    unknown = [what for what in (sampling, training) if what in ("once per rollout", "once per survivor")]
+    why = f": models of the type {kind} were not compared with the ordinary path" if unknown else ""
     return Check(
         name=name,
-        status="note",
-        detail=f"models of the type {kind} were not compared with the ordinary path: prefilled once per rollout",
+        status="note" if unknown else "ok",
+        detail=f"a prompt of {kind} is computed in generation {sampling}, in log-probs and update {training}{why}",
     )
 
 
