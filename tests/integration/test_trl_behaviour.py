@@ -24,6 +24,8 @@ from fastrl.integrations.trl import FastGRPOTrainer, FastRLMixin, TimedGRPOTrain
 from fastrl.trace import read_rollouts
 from fastrl.types import ConfigError, FastRLError, GroupError, NoSignalError
 
+ROW_BY_ROW = True
+
 PAPER_FIXED = FastRLConfig(budget="fixed", tau=0.9)
 
 

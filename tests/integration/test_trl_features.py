@@ -22,6 +22,8 @@ from fastrl.config import FastRLConfig
 from fastrl.integrations.trl import FastGRPOTrainer
 from fastrl.types import ConfigError
 
+ROW_BY_ROW = True
+
 REUSED = {"num_iterations": 2, "gradient_accumulation_steps": 2, "max_steps": 4, "learning_rate": 1.0}
 WITH_REFERENCE = {"beta": 0.3, "learning_rate": 1.0}
 ADAPTIVE = {

@@ -39,6 +39,9 @@ from fastrl.integrations.trl import STATE_FILE, FastGRPOTrainer
 # Rewards
 
 
+ROW_BY_ROW = True
+
+
 def reward_tokenizer():
     """Another vocabulary than the policy's: the reward model must read text, not ids."""
     tokenizer = chat_tokenizer()

@@ -15,6 +15,8 @@ from trl_support import relative_error, scripted_ids, train, vision_dataset
 from fastrl.config import FastRLConfig
 from fastrl.integrations.trl import FastGRPOTrainer
 
+ROW_BY_ROW = True
+
 KEEP_ALL = FastRLConfig(pruner="none", budget="fixed")
 
 

@@ -24,6 +24,8 @@ from trl_support import (
 from fastrl.config import FastRLConfig
 from fastrl.integrations.trl import FastGRPOTrainer
 
+ROW_BY_ROW = True
+
 pytestmark = pytest.mark.trl
 
 TOLERANCE = 1e-5

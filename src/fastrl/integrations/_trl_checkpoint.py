@@ -25,6 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from fastrl.batching import Denominators
 from fastrl.budgets import check_keys, check_unchanged
 from fastrl.integrations._trl_data import Reserve
+from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations._trl_rows import MicroBatch
 from fastrl.integrations._trl_schedule import Schedule
 from fastrl.method import FastRL
@@ -37,7 +38,7 @@ else:
 
 STATE_FILE = "fastrl_state.json"
 STATE_VERSION = 1
-_FIELDS = ("version", "fastrl", "data", "dataset", "num_processes", "round", "num_drawn")
+_FIELDS = ("version", "fastrl", "data", "dataset", "num_processes", "round", "num_drawn", "prefix")
 _LISTS = ("num_images", "num_tiles")  # fields of a micro-batch that are lists of numbers, not tensors
 
 
@@ -175,6 +176,7 @@ class _Moment:
     micro_batches: list[MicroBatch | None]
     round_sizes: tuple[int, int]
     num_drawn: int
+    prefix: dict[str, Any]
 
 
 class CheckpointMixin(_Host):
@@ -186,6 +188,7 @@ class CheckpointMixin(_Host):
     _micro_batches: list[MicroBatch | None]
     _round_sizes: tuple[int, int]
     _reserve: Reserve
+    _prefix: SharedPrefix
     _remembered: _Moment | None = None
 
     def _remember(self) -> None:
@@ -201,6 +204,7 @@ class CheckpointMixin(_Host):
             micro_batches=self._micro_batches if self._step % self._schedule.micro_steps_per_round else [],
             round_sizes=self._round_sizes,
             num_drawn=self._reserve.num_drawn,
+            prefix=self._prefix.state_dict(),
         )
 
     def _checkpoint_to_resume(self, given: str | bool | None) -> str | bool | None:
@@ -248,6 +252,7 @@ class CheckpointMixin(_Host):
                     "num_processes": self.accelerator.num_processes,
                     "round": list(moment.round_sizes) if is_inside_round else None,
                     "num_drawn": moment.num_drawn,
+                    "prefix": moment.prefix,
                 },
             )
 
@@ -265,6 +270,7 @@ class CheckpointMixin(_Host):
             )
         self.fastrl.load_state_dict(state["fastrl"])
         self._reserve.num_drawn = int(state["num_drawn"])
+        self._prefix.load_state_dict(state["prefix"])
         # TRL counts micro-steps from 0 again. Rounds are counted by them, so go on where the run stood.
         self._step = self._schedule.micro_steps(self.state.global_step)
         if state["round"] is not None:

@@ -226,6 +226,15 @@ class SharedPrefix:
     def is_active(self) -> bool:
         return self.is_on and self.reason is None
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know to take the path, and so the rounding, of one without a break."""
+        return {"is_checked": self.is_checked, "reason": self.reason}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.is_checked = bool(state["is_checked"])
+        if self.reason is None:  # else this model or machine cannot, whatever the saved run could
+            self.reason = state["reason"]
+
     def give_up(self, reason: str) -> None:
         """Pack no more, and say why."""
         self.reason = reason

@@ -166,6 +166,7 @@ class FastRLMixin(CheckpointMixin, WavesMixin, DeferredLogpsMixin):
         if not checkpoint:  # also when the same trainer trains a second time: a run from its weights
             self._step, self._remembered = 0, None
             self._reserve.num_drawn = 0
+            self._prefix.is_checked = False
             self._finished_s.clear()
             self.fastrl.load_state_dict(self._initial_state)
         output = super().train(checkpoint, *args, **kwargs)
