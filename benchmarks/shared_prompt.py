@@ -3,6 +3,7 @@
     python benchmarks/shared_prompt.py                 # the testbed
     python benchmarks/shared_prompt.py --large         # a random model of 45 M parameters with 625 image tokens
     python benchmarks/shared_prompt.py --generation    # that model's generation alone
+    python benchmarks/shared_prompt.py --update        # forward and backward alone, 1 to 4 survivors each
 
 All ways run in one process, in turns, so that a drift of the machine falls on all alike. Prints markdown.
 """
@@ -37,7 +38,7 @@ from transformers import (
 from fastrl import FastRLConfig
 from fastrl.bench.recipe import read_recipe
 from fastrl.bench.training import Method, train_method
-from fastrl.integrations._trl_generation import GenerationMixin
+from fastrl.integrations._trl_generation import GroupsMixin
 from fastrl.integrations._trl_prefill import SharedPrefill
 from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations.trl import FastGRPOTrainer, TimedGRPOTrainer
@@ -55,9 +56,7 @@ class Way:
     def switched(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if not self.prefill:
-                stack.enter_context(
-                    mock.patch.object(GenerationMixin, "_prefill_of_model", return_value=None)
-                )
+                stack.enter_context(mock.patch.object(GroupsMixin, "_prefill_of_model", return_value=None))
             if not self.prefix:
                 never = property(lambda _: False)
                 stack.enter_context(mock.patch.object(SharedPrefix, "is_active", never))
@@ -231,10 +230,66 @@ def generation(args: argparse.Namespace) -> str:
     )
 
 
+def update(args: argparse.Namespace) -> str:
+    """Seconds of log-probs with gradients, packed against row by row, in pairs."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    from fastrl.integrations._trl_prefix import PackedModel, pack
+    from fastrl.testbed import load
+
+    def batch_of(num_prompts: int, survivors: int, image: int, num_image: int, side: int) -> dict[str, Any]:
+        groups = np.repeat(np.arange(num_prompts), survivors).tolist()
+        words = torch.randint(60, 120, (num_prompts, 7))
+        prompts = torch.cat([torch.full((num_prompts, num_image), image), words], 1)[groups]
+        lengths = torch.randint(6, 20, (len(groups),))
+        mask = torch.cat([torch.ones_like(prompts), (torch.arange(20) < lengths[:, None]).long()], 1)
+        ids = torch.cat([prompts, torch.randint(60, 120, (len(groups), 20))], 1).masked_fill(mask == 0, 60)
+        labels = ids.masked_fill(mask == 0, -100)
+        labels[:, : prompts.shape[1]] = -100
+        pixels = torch.randn(num_prompts, 3, side, side)[groups]
+        return {
+            "groups": groups, "inputs": {
+                "input_ids": ids, "attention_mask": mask, "labels": labels, "pixel_values": pixels,
+                "fused_lm_head": True,
+            },
+        }  # fmt: skip
+
+    def seconds(model: Any, batch: dict[str, Any], *, packed: bool) -> float:
+        start = time.perf_counter()
+        plan = pack(batch["inputs"]["attention_mask"], 20, batch["groups"]) if packed else None
+        called = model if plan is None else PackedModel(model, plan, None)
+        called(**batch["inputs"]).log_probs.sum().backward()
+        model.zero_grad()
+        return time.perf_counter() - start
+
+    lines = [
+        "| survivors per prompt | testbed (36 image tokens) | 45 M parameters, 625 image tokens |",
+        "|---|---|---|",
+    ]
+    small, _ = load()
+    large = large_model()
+    cells: dict[int, list[str]] = {1: [], 2: [], 3: [], 4: []}
+    for model, num_prompts, image, num_image, side in (
+        (small, 8, small.config.image_token_id, 36, 96),
+        (large, 2, IMAGE, (SIDE // PATCH) ** 2, SIDE),
+    ):
+        add_fused_lm_head(model)
+        for survivors, row in cells.items():
+            batch = batch_of(num_prompts, survivors, image, num_image, side)
+            seconds(model, batch, packed=True)
+            pairs = [
+                [seconds(model, batch, packed=flag) for flag in (False, True)] for _ in range(args.repeats)
+            ]
+            ratios = sorted(after / before for before, after in pairs)
+            row.append(f"{np.median(ratios):.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f})")
+    return "\n".join([*lines, *(f"| {number} | {' | '.join(row)} |" for number, row in cells.items())])
+
+
 def main() -> None:
     parser: Any = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--generation", action="store_true")
+    parser.add_argument("--update", action="store_true")
     parser.add_argument("--recipe", type=Path, default=Path("recipes/testbed/quickstart.yaml"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
@@ -243,7 +298,8 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(args.threads)
-    print(generation(args) if args.generation else large_steps(args) if args.large else steps(args))
+    ways = {"generation": generation, "update": update, "large": large_steps}
+    print(next((way for name, way in ways.items() if getattr(args, name)), steps)(args))
 
 
 if __name__ == "__main__":

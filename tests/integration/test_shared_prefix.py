@@ -53,7 +53,8 @@ def batch_of(kind: str) -> dict:
     words = (60, 120) if kind == "llava" else (FIRST, LAST)
     prompts = [[*image, *rng.integers(*words, size=n).tolist()] for n in (5, 2, 7, 3, 3)]
     prompts[4] = [*prompts[3]]
-    groups = rng.permutation(np.repeat(np.arange(5), COUNTS)).tolist()
+    # The longest prompt first: the batch then begins with its first token, of an image perhaps, and not with padding.
+    groups = [2, *(g for g in rng.permutation(np.repeat(np.arange(5), COUNTS)).tolist() if g != 2), 2, 2]
     answers = [rng.integers(*words, size=n).tolist() for n in rng.integers(1, 9, size=len(groups))]
     width, longest = max(map(len, prompts)), max(map(len, answers))
     rows = [(prompts[g], a) for g, a in zip(groups, answers, strict=True)]
@@ -261,6 +262,13 @@ def _gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(vocab_size=42, n_positions=64, n_embd=32, n_layer=1, n_head=2))
+
+
+def test_a_prompt_that_ends_with_an_image_is_not_packed():
+    prefix = SharedPrefix(testbed.load()[0], is_on=True)
+    mark = testbed.load()[0].config.image_token_id
+    assert prefix.takes(torch.tensor([60, 61]))
+    assert not prefix.takes(torch.tensor([60, mark]))
 
 
 def test_a_broken_mask_is_caught_and_the_ordinary_path_taken(tmp_path, monkeypatch):

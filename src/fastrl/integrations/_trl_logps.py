@@ -83,8 +83,9 @@ class DeferredLogpsMixin(StageTimesMixin):
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> Any:
         given = {name for name, value in kwargs.items() if value is not None and value is not False}
-        if self._groups_of_call is not None and not args and given <= _PACKED_FIELDS:
-            packing = pack(attention_mask, logits_to_keep, self._groups_of_call)
+        groups = None if args or not given <= _PACKED_FIELDS else self._groups_of_call
+        if groups is not None and self._prefix.takes(input_ids[:, -logits_to_keep - 1]):
+            packing = pack(attention_mask, logits_to_keep, groups)
             self._num_packed_away += int(attention_mask.sum() - (packing.part >= 0).sum())
             model = PackedModel(model, packing, kwargs.get("num_images"))
         return super()._get_per_token_logps_and_entropies(

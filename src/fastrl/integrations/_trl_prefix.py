@@ -33,7 +33,7 @@ class Packing:
     """Where each token of a packed batch comes from, and where each log-prob goes back to.
 
     Args:
-        source: (R, L) index into the flattened ordinary batch; -1 = filled up.
+        source: (R, L) index into the flattened ordinary batch; where filled up, a token of text.
         part: (R, L) number of the prompt or answer that a token belongs to, unique in the batch; -1 = filled up.
         prompt: (R, L) number of the prompt part that a token may see besides its own.
         answers: (R, L) bool, tokens that are predicted.
@@ -77,7 +77,8 @@ def pack(attention_mask: torch.Tensor, num_answer: int, groups: Sequence[int]) -
     sizes = [num_prompt[rows[0]] - 1 + sum(1 + num_of_answer[row] for row in rows) for rows in blocks]
     packed = _fit(sizes)
     length = max(sum(sizes[block] for block in row) for row in packed)
-    source = torch.full((len(packed), length), -1)
+    # What fills up is the last token of a prompt: an image token would ask for an image.
+    source = torch.full((len(packed), length), width - num_answer - 1)
     part, prompt = torch.full_like(source, -1), torch.full_like(source, -2)
     answers = torch.zeros_like(source, dtype=torch.bool)
     back = torch.full((len(groups), num_answer), len(packed) * length)
@@ -143,7 +144,7 @@ class PackedModel:
     def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> Any:
         unknown = set(inputs) - _KNOWN_INPUTS
         assert not unknown, f"inputs of a model that was not compared: {unknown}"
-        packing, source = self._packing, self._packing.source.clamp(min=0)
+        packing, source = self._packing, self._packing.source
         positions = self._positions(input_ids, attention_mask, inputs)
         packed = {
             "input_ids": input_ids.flatten()[source],
@@ -218,6 +219,7 @@ class SharedPrefix:
     def __init__(self, model: Any, *, is_on: bool) -> None:
         self.is_on, self.is_checked = is_on, False
         self.reason: str | None = None
+        self._image_token = getattr(getattr(_inner(model), "config", None), "image_token_id", None) or -1
         reason = _why_not(model) if is_on else None
         if reason is not None:
             self.give_up(reason)
@@ -225,6 +227,10 @@ class SharedPrefix:
     @property
     def is_active(self) -> bool:
         return self.is_on and self.reason is None
+
+    def takes(self, last_tokens: torch.Tensor) -> bool:
+        """Whether prompts can be packed: their last tokens, which are repeated, must not stand for images."""
+        return not (last_tokens == self._image_token).any()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know to take the path, and so the rounding, of one without a break."""
