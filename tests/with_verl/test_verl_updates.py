@@ -105,7 +105,7 @@ def test_the_reference_is_verls_own_loss(updates):
     assert_same(updates.change("stock gspo"), updates.gradient(rows, 16, "seq-mean"))
 
 
-@pytest.mark.parametrize("name", ["", " gspo", " two updates"])
+@pytest.mark.parametrize("name", ["", " gspo", " two updates", " reinforce"])
 def test_without_pruning_it_is_stock_verl(updates, name):
     assert_same(updates.change(f"identity{name}"), updates.change(f"stock{name}"))
     assert updates[f"identity{name}"]["updates"] == updates[f"stock{name}"]["updates"]

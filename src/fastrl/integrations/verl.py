@@ -32,7 +32,7 @@ from fastrl.integrations._signatures import differing_signatures
 from fastrl.integrations._verl_loss import ROWS, TOKENS, loss_over_denominators
 from fastrl.integrations._verl_plugin import STOCK
 from fastrl.integrations._verl_round import Round, prompt_ids_of, read_round
-from fastrl.integrations._verl_settings import check_supported, settings_of
+from fastrl.integrations._verl_settings import ESTIMATORS, check_supported, settings_of
 from fastrl.method import FastRL
 from fastrl.trace import forget_steps, write_rollouts
 from fastrl.types import ConfigError, FastRLError, Group, NoSignalError, Selection
@@ -148,6 +148,9 @@ class FastRLMixin(_Host):
 
     def _select(self, batch: Any, metrics: dict) -> Any:
         config = self.fastrl.config
+        if config.is_identity and str(self.config.algorithm.adv_estimator) not in ESTIMATORS:
+            self._log_all(batch)  # verl's own run, with advantages that are not one number per rollout
+            return batch
         sampled = read_round(
             batch,
             self.config.algorithm,
