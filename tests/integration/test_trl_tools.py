@@ -23,6 +23,8 @@ from fastrl.config import FastRLConfig
 from fastrl.integrations.trl import FastGRPOTrainer
 from fastrl.trace import read_rollouts
 
+ROW_BY_ROW = True
+
 CALLING = chat_tokenizer().convert_tokens_to_ids([CALL, TOOL_CALL, END_OF_CALL, "<eos>"])
 TOLD = chat_tokenizer().convert_tokens_to_ids("4")
 NUM_CALLERS = 2  # of the 4 rollouts of a group
