@@ -27,6 +27,22 @@ MODEL = {"hidden": 384, "layers": 8}
 ORDER = ("stock", "fastrl", "fastrl", "stock")
 STAGES = ("generation", "log-probs", "update", "rest", "step")
 
+NAMES = {
+    "verl": {
+        "generation": "timing_s/gen",
+        "log-probs": "timing_s/old_log_prob",
+        "update": "timing_s/update_actor",
+        "step": "timing_s/step",
+    },
+    "trl": {
+        "generation": "fastrl/time/generation_s",
+        "log-probs": "fastrl/time/old_ref_s",
+        "update": "fastrl/time/update_s",
+        "step": "step_time",
+    },
+}
+"""What each engine calls the seconds of a stage."""
+
 OVERRIDES = f"""
 data.train_batch_size={PROMPTS} data.max_response_length={TOKENS} actor_rollout_ref.rollout.n={ROLLOUTS}
 actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS} actor_rollout_ref.actor.optim.lr=1e-7
@@ -36,6 +52,17 @@ actor_rollout_ref.rollout.max_num_seqs=64 actor_rollout_ref.rollout.calculate_lo
 trainer.total_training_steps={STEPS} trainer.total_epochs={STEPS}
 """.split()
 FASTRL = ("+fastrl.tau=0.8", "+fastrl.budget=fixed")
+
+
+def seconds_of(
+    method: str, rows: list[dict[str, float]], names: dict[str, str], trained: list[float]
+) -> dict[str, Any]:
+    """Seconds of each stage, by step, under one name for both engines."""
+    return {
+        "method": method,
+        **{stage: [row[name] for row in rows] for stage, name in names.items()},
+        "trained": trained,
+    }
 
 
 def on_verl() -> list[dict[str, Any]]:
@@ -54,19 +81,9 @@ def on_verl() -> list[dict[str, Any]]:
                 task, Path(folder) / str(number), *OVERRIDES, *extra, module=module, rollout="vllm"
             )
             steps = run.steps[WARM_UP:]
-            blocks.append(
-                {
-                    "method": method,
-                    "generation": [step["timing_s/gen"] for step in steps],
-                    "log-probs": [step["timing_s/old_log_prob"] for step in steps],
-                    "update": [step["timing_s/update_actor"] for step in steps],
-                    "step": [step["timing_s/step"] for step in steps],
-                    "trained": [
-                        step.get("fastrl/trained/rows", PROMPTS * ROLLOUTS) / (PROMPTS * ROLLOUTS)
-                        for step in steps
-                    ],
-                }
-            )
+            all_rows = PROMPTS * ROLLOUTS
+            trained = [step.get("fastrl/trained/rows", all_rows) / all_rows for step in steps]
+            blocks.append(seconds_of(method, steps, NAMES["verl"], trained))
     return blocks
 
 
@@ -125,16 +142,8 @@ def on_trl() -> list[dict[str, Any]]:
             )
             trainer.train()
             log = [row for row in trainer.state.log_history if "fastrl/time/update_s" in row][WARM_UP:]
-            blocks.append(
-                {
-                    "method": method,
-                    "generation": [row["fastrl/time/generation_s"] for row in log],
-                    "log-probs": [row["fastrl/time/old_ref_s"] for row in log],
-                    "update": [row["fastrl/time/update_s"] for row in log],
-                    "step": [row["step_time"] for row in log],
-                    "trained": [row["fastrl/trained/rows"] / row["fastrl/rollouts"] for row in log],
-                }
-            )
+            trained = [row["fastrl/trained/rows"] / row["fastrl/rollouts"] for row in log]
+            blocks.append(seconds_of(method, log, NAMES["trl"], trained))
     return blocks
 
 

@@ -141,6 +141,15 @@ def balance(window: np.ndarray, owner_N: np.ndarray, num_ranks: int) -> list[lis
     return shares
 
 
+def rows_per_update(num_rows: int, num_updates: int, *, multiple: int) -> int:
+    """Return the rows of each optimizer step, over all ranks, so that num_updates steps take all rows.
+
+    Args:
+        multiple: What the rows of a step must be a multiple of; at least one multiple is returned.
+    """
+    return max(1, -(-num_rows // (num_updates * multiple))) * multiple
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """Rows whose prompt is computed once per micro-batch.

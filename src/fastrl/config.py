@@ -66,7 +66,7 @@ class FastRLConfig:
         micro_batches: repack (the fewest micro-batches; the rest of the micro-steps are skipped) |
             shrink (all micro-steps, with fewer rows each: least memory).
         updates: fixed (as many optimizer steps as without pruning, on fewer rows each) | rows (as many rows per
-            optimizer step, in fewer steps; verl only).
+            optimizer step, in fewer steps; verl and EasyR1 only).
         share_prompt: auto (a prompt is computed once per group where transformers generates, and once per micro-batch
             in log-probs and update; both for models that were compared with the ordinary path) | off.
         outcome_key: Reward column that decides zero variance (e.g. accuracy_reward); None = the total.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrl.batching import DUMMY, fillers, moves, owners, plan_round, round_up_counts
+from fastrl.batching import DUMMY, fillers, moves, owners, plan_round, round_up_counts, rows_per_update
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 8), min_size=1, max_size=8), st.integers(1, 6))
@@ -27,6 +27,14 @@ def test_counts_are_raised_to_a_multiple_fewest_first(maximum, counts, num_ranks
 def test_counts_that_fit_stay_as_they_are():
     assert round_up_counts(np.array([3, 5]), 4, 8).tolist() == [3, 5]
     assert round_up_counts(np.array([3, 4, 4]), 2, 8).tolist() == [4, 4, 4]
+
+
+@given(num_rows=st.integers(0, 300), num_updates=st.integers(1, 8), multiple=st.integers(1, 8))
+def test_the_fewest_rows_per_update_that_take_all_in_that_many_updates(num_rows, num_updates, multiple):
+    rows = rows_per_update(num_rows, num_updates, multiple=multiple)
+    assert rows % multiple == 0
+    assert rows * num_updates >= num_rows
+    assert rows == multiple or (rows - multiple) * num_updates < num_rows
 
 
 def random_round(rng, num_ranks):

@@ -79,7 +79,7 @@ GSPO_RUN = [
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, tmp_path):
-    """GSPO, reference KL, two ranks, a count per prompt; killed in the first epoch, resumed, through the second."""
+    """GSPO, reference KL, two ranks, a count per prompt; killed in the first epoch, resumed, through the third."""
     folder = f"trainer.default_local_dir={tmp_path}/checkpoints"
     resumed = [folder, "trainer.resume_mode=auto"]
     whole = verl_runs.run(task, tmp_path / "whole", *GSPO_RUN, f"trainer.rollout_data_dir={tmp_path}/dump")

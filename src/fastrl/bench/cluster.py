@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from fastrl.batching import rows_per_update
 from fastrl.bench.stage_model import StageTimes
 from fastrl.types import ConfigError
 
@@ -191,7 +192,7 @@ def _filled(num_kept: int, rows_unpruned: int, cluster: Cluster) -> tuple[int, i
     if cluster.updates == "rows":
         rows = -(-rows_unpruned // ranks) * ranks
     else:
-        rows = max(1, -(-num_kept // (cluster.num_updates * ranks))) * ranks
+        rows = rows_per_update(num_kept, cluster.num_updates, multiple=ranks)
     return rows, -(-num_kept // rows)
 
 

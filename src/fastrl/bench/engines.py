@@ -88,16 +88,11 @@ def _verl(recipe: Recipe, task: DataTask) -> Command:
 
 
 def _verl_data(recipe: Recipe, task: DataTask) -> dict[str, Any]:
-    _, prompts = _batch(recipe)
     return {
-        "data.train_files": f"{_folder(task)}/train.parquet",
-        "data.val_files": f"{_folder(task)}/test.parquet",
+        **_data(recipe, task),
         "data.image_key": "images",
-        "data.train_batch_size": prompts,
-        "data.max_prompt_length": _prompt_tokens(task),
-        "data.max_response_length": _response_tokens(recipe),
+        "data.train_batch_size": _batch(recipe)[1],
         "data.filter_overlong_prompts": True,
-        "data.seed": recipe.seed,
     }
 
 
@@ -197,15 +192,10 @@ def _easyr1(recipe: Recipe, task: DataTask) -> Command:
 
 
 def _easyr1_data(recipe: Recipe, task: DataTask) -> dict[str, Any]:
-    _, prompts = _batch(recipe)
     settings = {
-        "data.train_files": f"{_folder(task)}/train.parquet",
-        "data.val_files": f"{_folder(task)}/test.parquet",
+        **_data(recipe, task),
         "data.format_prompt": _template_file(task.prompt),
-        "data.rollout_batch_size": prompts,
-        "data.max_prompt_length": _prompt_tokens(task),
-        "data.max_response_length": _response_tokens(recipe),
-        "data.seed": recipe.seed,
+        "data.rollout_batch_size": _batch(recipe)[1],
     }
     pixels = {"data.min_pixels": task.min_pixels, "data.max_pixels": task.max_pixels}
     return settings | {name: value for name, value in pixels.items() if value}
@@ -246,10 +236,21 @@ def _easyr1_algorithm(recipe: Recipe, task: DataTask) -> dict[str, Any]:
 def _template_file(name: str | None) -> str:
     if name in template_names():
         return f"$(python -c 'import fastrl.data as d; print(d.__path__[0])')/templates/{name}.jinja"
-    return str(name).replace("None", "null")
+    return "null" if name is None else name
 
 
 ENGINES: Mapping[str, Callable[[Recipe, DataTask], Command]] = {"verl": _verl, "easyr1": _easyr1}
+
+
+def _data(recipe: Recipe, task: DataTask) -> dict[str, Any]:
+    """What verl and EasyR1 call alike."""
+    return {
+        "data.train_files": f"{_folder(task)}/train.parquet",
+        "data.val_files": f"{_folder(task)}/test.parquet",
+        "data.max_prompt_length": _prompt_tokens(task),
+        "data.max_response_length": _response_tokens(recipe),
+        "data.seed": recipe.seed,
+    }
 
 
 def _line(start: str, settings: Mapping[str, Any], of_fastrl: Mapping[str, Any], *, prefix: str) -> list[str]:

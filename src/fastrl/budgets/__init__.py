@@ -15,6 +15,7 @@ __all__ = [
     "ARS",
     "BUDGETS",
     "GRESO",
+    "REMEMBERING",
     "Budget",
     "Discovery",
     "FixedBudget",
@@ -30,3 +31,6 @@ BUDGETS: dict[str, type[Budget]] = {
     "per_prompt": PerPrompt,
     "greso": GRESO,
 }
+
+REMEMBERING = ("per_prompt", "greso")
+"""Budgets that need to recognise a prompt in a later epoch, and may skip it."""

@@ -4,14 +4,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from fastrl.integrations._ray_metrics import all_and_trained
+
 PUSH = "fastrl_push"
 """Column of a batch: frozen advantage times weight, on every token."""
 UPDATES = "fastrl_updates"
 """Entry of a batch's meta information: optimizer steps to take on it."""
 OF_ALL = "fastrl_of_all"
 """Entry of a batch's meta information: EasyR1's metrics of data over all rollouts."""
-
-_SHOWN_TWICE = ("critic/score/", "critic/rewards/", "critic/advantages/", "response_length/")
 
 
 def frozen_advantages(compute_advantage: Any) -> Any:
@@ -28,7 +28,7 @@ def frozen_advantages(compute_advantage: Any) -> Any:
 
 
 def metrics_of_all(compute_data_metrics: Any) -> Any:
-    """Metrics of data over all rollouts; those of the trained ones go under `fastrl/trained/`."""
+    """Metrics of data over all rollouts, and over the trained ones beside them."""
 
     @functools.wraps(compute_data_metrics)
     def of_all(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,8 +36,7 @@ def metrics_of_all(compute_data_metrics: Any) -> Any:
         known = batch.meta_info.get(OF_ALL)
         if known is None:
             return found
-        trained = {f"fastrl/trained/{name}": found[name] for name in known if name.startswith(_SHOWN_TWICE)}
-        return {**found, **known, **trained}
+        return {**found, **all_and_trained(known, found)}
 
     return of_all
 

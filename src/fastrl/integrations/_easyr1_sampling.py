@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from fastrl.budgets import REMEMBERING
 from fastrl.types import ConfigError
 
 GROUP = "fastrl_group"
 """Column of a batch: which prompt of the step a row belongs to."""
-REMEMBERING = ("per_prompt", "greso")
-"""Budgets that need to recognise a prompt in a later epoch."""
 
 
 class PlannedData:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fastrl.budgets import REMEMBERING
 from fastrl.config import FastRLConfig, parse_yaml
-from fastrl.integrations._easyr1_sampling import REMEMBERING
 from fastrl.types import ConfigError
 
 _ESTIMATORS = ("grpo", "rloo")

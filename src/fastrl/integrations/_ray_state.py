@@ -1,8 +1,8 @@
 """FastRL's part of a checkpoint of a Ray trainer (verl, EasyR1): a JSON file in its `global_step_N` folder."""
 
-import json
 from pathlib import Path
 
+from fastrl.integrations._state_file import read_json, write_json
 from fastrl.method import FastRL
 from fastrl.types import StateError
 
@@ -11,13 +11,9 @@ STATE_VERSION = 1
 
 
 def write_state(checkpoint: Path, fastrl: FastRL) -> None:
-    """Write the state under a temporary name that is then renamed; the engine calls the checkpoint whole afterwards."""
+    """Write the state; the engine calls the checkpoint whole afterwards."""
     checkpoint.mkdir(parents=True, exist_ok=True)
-    temporary = checkpoint / f"{STATE_FILE}.tmp"
-    temporary.write_text(
-        json.dumps({"version": STATE_VERSION, "fastrl": fastrl.state_dict()}), encoding="utf-8"
-    )
-    temporary.replace(checkpoint / STATE_FILE)
+    write_json(checkpoint / STATE_FILE, {"fastrl": fastrl.state_dict()}, version=STATE_VERSION)
 
 
 def load_state(checkpoint: Path, fastrl: FastRL) -> None:
@@ -32,13 +28,5 @@ def load_state(checkpoint: Path, fastrl: FastRL) -> None:
             f"{checkpoint} holds no {STATE_FILE}: it was not saved by a run with FastRL, so how many rollouts its "
             "prompts had is not known. Start a new run from its weights, without resuming."
         )
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise StateError(f"{path} is damaged ({error}). Resume from another checkpoint.") from error
-    if state.get("version") != STATE_VERSION:
-        raise StateError(
-            f"{path} has version {state.get('version')}, this FastRL reads version {STATE_VERSION}. Resume with the "
-            "FastRL that wrote it."
-        )
+    state = read_json(path, version=STATE_VERSION, remedy="Resume from another checkpoint")
     fastrl.load_state_dict(state["fastrl"])

@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from fastrl.batching import Denominators
 from fastrl.budgets import check_keys, check_unchanged
+from fastrl.integrations._state_file import read_json, write_json
 from fastrl.integrations._trl_data import Reserve
 from fastrl.integrations._trl_prefix import SharedPrefix
 from fastrl.integrations._trl_rows import MicroBatch
@@ -96,25 +97,14 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
             f"{checkpoint} holds no {STATE_FILE}: it was not saved by a FastRL run, or saving it was interrupted. "
             f"{remedy}."
         )
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise StateError(f"{path} is damaged ({error}). {remedy}.") from error
-    if state.get("version") != STATE_VERSION:
-        raise StateError(
-            f"{path} has version {state.get('version')}, this FastRL reads version {STATE_VERSION}. Resume with the "
-            "FastRL that wrote it."
-        )
+    state = read_json(path, version=STATE_VERSION, remedy=remedy)
     check_keys(state, dict.fromkeys(_FIELDS), "TRL adapter")
     return state
 
 
 def write_state(checkpoint: str | Path, state: Mapping[str, Any]) -> None:
     """Write the state file, which makes a checkpoint whole."""
-    path = Path(checkpoint) / STATE_FILE
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps({"version": STATE_VERSION, **state}), encoding="utf-8")
-    temporary.replace(path)
+    write_json(Path(checkpoint) / STATE_FILE, state, version=STATE_VERSION)
 
 
 def write_round(checkpoint: str | Path, rank: int, micro_batches: Sequence[MicroBatch | None]) -> None:

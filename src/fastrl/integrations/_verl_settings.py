@@ -5,6 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from fastrl.budgets import REMEMBERING
 from fastrl.config import FastRLConfig
 from fastrl.types import ConfigError
 
@@ -13,8 +14,6 @@ MODES = ("sync", "colocate_async")
 
 ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")
 """Advantage estimators that compare the rollouts of a group and give each one number."""
-
-_SKIPPING = ("per_prompt", "greso")
 
 
 def settings_of(config: Any) -> FastRLConfig:
@@ -95,7 +94,7 @@ def _problems_of_settings(config: Any, settings: FastRLConfig) -> list[str]:
             "fastrl.similarity=surprisal weighs tokens by the sampler's log-probs. Set "
             "actor_rollout_ref.rollout.calculate_log_probs=True."
         )
-    if settings.budget in _SKIPPING and config.algorithm.filter_groups.enable:
+    if settings.budget in REMEMBERING and config.algorithm.filter_groups.enable:
         found.append(
             f"fastrl.budget={settings.budget} skips prompts, and algorithm.filter_groups takes a prompt without "
             "rollouts for an error. Choose one of the two."

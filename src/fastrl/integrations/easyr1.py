@@ -20,7 +20,7 @@ import numpy as np
 import ray
 import torch
 
-from fastrl.batching import align_top_up, denominators
+from fastrl.batching import align_top_up, denominators, rows_per_update
 from fastrl.config import FastRLConfig
 from fastrl.integrations._easyr1_hooks import (
     OF_ALL,
@@ -206,9 +206,9 @@ class FastRLMixin(_Host):
     ) -> Any:
         """Survivors and rows that fill up the ranks, with what the update needs to know."""
         world = self.actor_rollout_ref_wg.world_size
-        rows_per_update, num_added = self._rows_per_update(sum(s.num_kept for s in selections), world), 0
+        per_update, num_added = self._rows_per_update(sum(s.num_kept for s in selections), world), 0
         if self.settings.align == "top_up":
-            selections, num_added = align_top_up(groups, selections, rows_per_update)
+            selections, num_added = align_top_up(groups, selections, per_update)
         push = np.zeros(len(batch))
         kept: list[int] = []
         for group, selection, rows in zip(groups, selections, rows_PG, strict=True):
@@ -218,9 +218,9 @@ class FastRLMixin(_Host):
         lengths = batch.batch["response_mask"].sum(-1).numpy()
         push *= self._scale(groups, rows_PG, kept, lengths)
         shortest = int(lengths.argmin()) if not kept else min(kept, key=lengths.__getitem__)
-        rows_per_update = self._rows_per_update(num_kept, world)
-        num_updates = max(1, -(-num_kept // rows_per_update))
-        filling = [shortest] * (num_updates * rows_per_update - num_kept)
+        per_update = self._rows_per_update(num_kept, world)
+        num_updates = max(1, -(-num_kept // per_update))
+        filling = [shortest] * (num_updates * per_update - num_kept)
         trained = batch[[*kept, *filling]]
         pushes = torch.tensor([*push[kept], *([0.0] * len(filling))], dtype=torch.float32)
         trained.batch[PUSH] = pushes[:, None] * trained.batch["response_mask"]
@@ -238,7 +238,7 @@ class FastRLMixin(_Host):
         if self.settings.updates == "rows":
             return actor.global_batch_size * self.config.worker.rollout.n
         num_updates = max(1, data.rollout_batch_size // actor.global_batch_size)
-        return max(1, -(-num_kept // (num_updates * world))) * world
+        return rows_per_update(num_kept, num_updates, multiple=world)
 
     def _scale(
         self,

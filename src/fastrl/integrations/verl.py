@@ -26,7 +26,9 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from fastrl.batching import align_top_up, denominators
+from fastrl.batching import align_top_up, denominators, rows_per_update
+from fastrl.budgets import REMEMBERING
+from fastrl.integrations._ray_metrics import all_and_trained
 from fastrl.integrations._ray_state import load_state, write_state
 from fastrl.integrations._signatures import differing_signatures
 from fastrl.integrations._verl_loss import ROWS, TOKENS, loss_over_denominators
@@ -59,9 +61,6 @@ _EXPECTED = {
     "on_step_end": "",
 }
 """Leading parameters of verl's methods that are overridden; a new verl that differs must be looked at."""
-
-_SHOWN_TWICE = ("critic/score/", "critic/rewards/", "critic/advantages/", "response_length/")
-"""verl's metrics of data that are logged over all rollouts, and under `fastrl/trained/` over the trained ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ class FastRLMixin(_Host):
 
     def _check_index(self) -> None:
         """A budget that remembers prompts must be able to tell them apart."""
-        if self._settings.budget not in ("per_prompt", "greso"):
+        if self._settings.budget not in REMEMBERING:
             return
         frame = self.train_dataset.dataframe
         rows = frame["extra_info"] if "extra_info" in frame.column_names else [{}] * len(frame)
@@ -178,26 +177,28 @@ class FastRLMixin(_Host):
         metrics: dict,
     ) -> Any:
         """Remove the rows of dropped rollouts from the batch and from the queue, and plan the update."""
-        rows_per_update, num_added = self._rows_per_update(sum(s.num_kept for s in selections)), 0
+        per_update, num_added = self._rows_per_update(sum(s.num_kept for s in selections)), 0
         if self.fastrl.config.align == "top_up":
-            selections, num_added = align_top_up(groups, selections, rows_per_update)
+            selections, num_added = align_top_up(groups, selections, per_update)
         keep_N = sampled.rows(selections)
-        rows_per_update = self._rows_per_update(int(keep_N.sum()))
+        per_update = self._rows_per_update(int(keep_N.sum()))
         self._trained = _Trained(
             push=sampled.pushes(selections),
-            rows_per_update=rows_per_update,
-            extra_info=self._denominators(sampled, keep_N, rows_per_update),
+            rows_per_update=per_update,
+            extra_info=self._denominators(sampled, keep_N, per_update),
             num_sampled=len(keep_N),
         )
         metrics["fastrl/top_up/frac"] = num_added / max(int(keep_N.sum()), 1)
         metrics["fastrl/trained/rows"] = float(keep_N.sum())
         metrics["fastrl/trained/tokens"] = float(sampled.tokens_N[keep_N].sum())
-        metrics["fastrl/trained/rows_per_update"] = float(rows_per_update)
+        metrics["fastrl/trained/rows_per_update"] = float(per_update)
         keys = np.array(sampled.keys, dtype=object)
         dropped, kept = keys[~keep_N].tolist(), set(keys[keep_N])
-        trained = batch.select_keys([key for key in batch.keys if key in kept]) if kept else None
-        if trained is None:
-            trained = self._only_filling(batch)
+        trained = (
+            batch.select_keys([key for key in batch.keys if key in kept])
+            if kept
+            else self._only_filling(batch)
+        )
         if dropped:  # verl clears the rows that it trains on, and knows of no others
             tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         return trained
@@ -213,8 +214,7 @@ class FastRLMixin(_Host):
         config = self.config.actor_rollout_ref
         if self.fastrl.config.updates == "rows":
             return config.actor.ppo_mini_batch_size * config.rollout.n
-        multiple = self._row_multiple()
-        return max(1, -(-num_rows // (self._num_updates * multiple))) * multiple
+        return rows_per_update(num_rows, self._num_updates, multiple=self._row_multiple())
 
     @property
     def _num_updates(self) -> int:
@@ -235,10 +235,10 @@ class FastRLMixin(_Host):
             sizes.append(config.ref.log_prob_micro_batch_size_per_gpu)
         return num_ranks * math.lcm(*[size or 1 for size in sizes])
 
-    def _denominators(self, sampled: Round, keep_N: np.ndarray, rows_per_update: int) -> dict[str, float]:
+    def _denominators(self, sampled: Round, keep_N: np.ndarray, per_update: int) -> dict[str, float]:
         kind = self.fastrl.denominator
         is_kept = kind == "kept"
-        num_updates = max(1, -(-int(keep_N.sum()) // rows_per_update)) if is_kept else self._num_updates
+        num_updates = max(1, -(-int(keep_N.sum()) // per_update)) if is_kept else self._num_updates
         divide_by = denominators(
             kind,
             tokens_N=sampled.tokens_N,
@@ -334,15 +334,10 @@ class FastRLMixin(_Host):
         self, batch: Any, metrics: dict, timing_raw: dict, *args: Any, **kwargs: Any
     ) -> None:
         """Log verl's metrics of data over all rollouts; those of the trained ones are under `fastrl/trained/`."""
-        if (
-            self._trains_on_nothing
-        ):  # verl takes extremes over the rows that are no filling, which there must be
+        if self._trains_on_nothing:  # verl takes extremes over rows that are no filling: there must be one
             batch = replace(batch, tags=[{**tag, "is_padding": False} for tag in batch.tags])
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
-        for name, value in self._of_all.items():
-            if name.startswith(_SHOWN_TWICE) and not self._trains_on_nothing:
-                metrics[f"fastrl/trained/{name}"] = metrics.get(name)
-            metrics[name] = value
+        metrics.update(self._of_all if self._trains_on_nothing else all_and_trained(self._of_all, metrics))
         spent = {
             name: timing_raw.get(name, 0.0) for name in ("gen", "old_log_prob", "ref", "update_actor", "step")
         }
