@@ -121,6 +121,20 @@ def test_verl_lines_in_any_order(tmp_path):
         assert sorted(step.groups[0].rewards_G) == [0, 0, 1, 1]
 
 
+def test_verls_own_keys_tell_prompts_of_one_text_apart(tmp_path):
+    """Keys of verl 0.9, {sample}_{rollout}_{output}: groups may be of any size, and of one text."""
+    lines = [
+        {"input": "Find x.", "output": f"x = {i}", "score": float(i % 2), "step": 1, "uid": f"{sample}_{i}_0"}
+        for sample, size in (("a_b", 4), ("c", 2), ("d", 1))
+        for i in range(size)
+    ]
+    random.Random(0).shuffle(lines)
+    (tmp_path / "1.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (step,) = steps_of(tmp_path)
+    assert sorted(group.num_rollouts for group in step.groups) == [2, 4]
+    assert step.problems == {"group of one": 1}
+
+
 def recorded(tmp_path):
     rng = np.random.default_rng(0)
     steps = []
@@ -209,6 +223,45 @@ def test_where_there_is_nothing(tmp_path):
         find_log(tmp_path)
     with pytest.raises(ConfigError, match=r"no tokenizer.json there"):
         tokenizer_ids(tmp_path)
+
+
+def test_easyr1_logs_validation_only(tmp_path):
+    log = tmp_path / "generations.log"
+    log.write_text("[prompt] p\n[output] o\n[ground_truth] g\n[score] 1.0\n\n", encoding="utf-8")
+    for path in (tmp_path, log):
+        with pytest.raises(ConfigError, match=r"fastrl\.trace=true: EasyR1's own run"):
+            find_log(path)
+    (tmp_path / "rollouts.jsonl").write_text("", encoding="utf-8")
+    assert find_log(tmp_path).kind == "fastrl"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_gigabyte_of_log_fits_into_half_of_it(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [f"word{i:05d}" for i in range(20_000)]
+    texts = [" ".join(rng.choice(words, size=1_600)) for _ in range(64)]  # 16 kB each
+    log = tmp_path / "log"
+    log.mkdir()
+    for step in range(1, 65):
+        with (log / f"{step}.jsonl").open("w", encoding="utf-8") as lines:
+            for row in range(128 * 8):
+                text = texts[(row * 7 + step) % len(texts)]
+                fields = {"input": f"p{row // 8}", "output": text, "score": float(row % 3 == 0), "step": step}
+                lines.write(json.dumps(fields) + "\n")
+    assert sum(file.stat().st_size for file in log.iterdir()) > 1e9
+    settings = tmp_path / "published.yaml"
+    settings.write_text("tau: 0.8\n", encoding="utf-8")
+    code = (
+        "import resource, sys; from fastrl import cli; "
+        f"sys.argv = ['fastrl', 'analyze', {str(log)!r}, '--settings', {str(settings)!r}, "
+        f"'--out', {str(tmp_path / 'out')!r}]; code = cli.main(); "
+        "print('peak kB', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "64 steps, 8,192 groups of mostly 8, 65,536 rollouts" in done.stdout
+    assert int(done.stdout.rpartition("peak kB")[2]) < 500 * 1024
 
 
 def test_the_command_needs_no_torch_and_writes_a_twin(tmp_path):

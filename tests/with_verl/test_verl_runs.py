@@ -12,6 +12,7 @@ pytest.importorskip("verl")
 import tiny_task
 import verl_runs
 
+from fastrl.bench.logs import find_log, read_log, whitespace_ids
 from fastrl.trace import read_rollouts
 
 pytestmark = pytest.mark.timeout(3 * verl_runs.LIMIT_S)
@@ -113,12 +114,18 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, tmp_path):
 
 
 def _assert_dump_is_whole(folder: Path, run: verl_runs.Run) -> None:
-    """verl's own dump of rollouts holds all of them, not only the survivors."""
+    """verl's own dump of rollouts holds all of them, not only the survivors; `fastrl analyze` finds their groups."""
     lines = {int(path.stem): path.read_text().splitlines() for path in folder.glob("*.jsonl")}
     for step in run.steps:
         assert len(lines[step["step"]]) == step["fastrl/rollouts"]
         scores = [json.loads(line)["score"] for line in lines[step["step"]]]
         assert sum(scores) / len(scores) == pytest.approx(step["critic/score/mean"], abs=1e-6)
+    found = {step.step: step for step in read_log(find_log(folder), whitespace_ids())}
+    for step in run.steps:
+        sizes = [group.num_rollouts for group in found[step["step"]].groups]
+        assert sum(sizes) == step["fastrl/rollouts"]
+        assert max(sizes) == step["fastrl/num_rollouts/max"]
+        assert found[step["step"]].problems == {}
 
 
 def test_colocated_async_training_leaves_no_dropped_row_in_the_queue(task, tmp_path, monkeypatch):

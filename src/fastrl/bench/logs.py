@@ -3,7 +3,7 @@
 | format | where | a step | a group |
 |---|---|---|---|
 | trl | `output_dir/completions/completions_*.parquet` (`log_completions=True`) | a file | rows in order |
-| verl | `trainer.rollout_data_dir`: `1.jsonl`, `2.jsonl`, ... | a file | lines of one `input` |
+| verl | `trainer.rollout_data_dir`: `1.jsonl`, `2.jsonl`, ... | a file | lines of one `uid`, else `input` |
 | fastrl | `rollouts.jsonl` (`fastrl.trace: true`) | lines of one step | as recorded |
 
 One step is in memory at a time, so a folder may be larger than memory. What cannot be read is counted, never guessed.
@@ -63,13 +63,20 @@ def find_log(path: Path) -> Log:
     """Find a log in a folder, or take a file.
 
     Raises:
-        ConfigError: nothing that is known.
+        ConfigError: nothing that is known, or EasyR1's generations.log, which has no groups.
     """
     folders = [path, path / "completions", path / "fastrl"] if path.is_dir() else []
     for files in [[path], *(sorted(folder.glob("*")) for folder in folders)]:
         log = _log_of([file for file in files if file.is_file()])
         if log is not None:
             return log
+    validation = path / "generations.log" if path.is_dir() else path
+    if validation.name == "generations.log" and validation.is_file():
+        raise ConfigError(
+            f"{validation}: EasyR1 writes a few answers of its validation here, without groups or steps. Pruning needs "
+            "all rollouts of a prompt, which EasyR1 itself does not log. Run python -m fastrl.integrations.easyr1 with "
+            "fastrl.pruner=none fastrl.budget=fixed fastrl.trace=true: EasyR1's own run, which writes rollouts.jsonl."
+        )
     raise ConfigError(
         f"{path}: no rollouts there. Known: completions_*.parquet (TRL with log_completions=True), 1.jsonl, 2.jsonl, "
         "... (verl's trainer.rollout_data_dir), rollouts.jsonl (FastRL with trace: true)."
@@ -176,6 +183,7 @@ def _verl_rows(file: Path, outcome: str | None, problems: Counter[str]) -> Itera
                 found = {
                     "step": row.get("step"),
                     "prompt": row["input"],
+                    "uid": _sample_of(row.get("uid")),
                     "text": row["output"],
                     "reward": float(row["score"]),
                     "advantage": None,
@@ -185,6 +193,12 @@ def _verl_rows(file: Path, outcome: str | None, problems: Counter[str]) -> Itera
                 continue
             _check_outcome(outcome, row, file)
             yield {**found, "outcome": None if outcome is None else row[outcome]}
+
+
+def _sample_of(uid: Any) -> str | None:
+    """The sample in a key of verl 0.9, which is {sample}_{rollout}_{output}."""
+    sample, *places = str(uid).rsplit("_", 2)
+    return sample if len(places) == 2 and all(place.isdigit() for place in places) else None
 
 
 def _check_outcome(outcome: str | None, columns: Any, file: Path) -> None:
@@ -217,8 +231,13 @@ def _in_order(rows: Sequence[_Row], problems: Counter[str]) -> list[list[_Row]]:
 def _by_prompt(rows: Sequence[_Row], problems: Counter[str]) -> list[list[_Row]]:
     """Groups of rows in any order, as verl writes them after it has balanced its batch.
 
-    Prompts of the same text cannot be told apart then, and are left out.
+    verl 0.9 writes the sample of each row. Without it, prompts of the same text cannot be told apart, and are left out.
     """
+    if rows and all(row["uid"] is not None for row in rows):
+        by_sample: dict[str, list[_Row]] = {}
+        for row in rows:
+            by_sample.setdefault(row["uid"], []).append(row)
+        return list(by_sample.values())
     by_prompt: dict[str, list[_Row]] = {}
     for row in rows:
         by_prompt.setdefault(row["prompt"], []).append(row)
