@@ -2,8 +2,9 @@
 
     python benchmarks/peak_memory.py
 
-Every run is a process of its own, because a process never gives its peak back. Two models: the testbed's (1.4 M
-parameters, images) and a random Qwen2 of 51 M. Writes runs/bench/peak_memory.json and prints markdown.
+Every run is a process of its own, because a process never gives its peak back. Three models: the testbed's (1.4 M
+parameters, images), a random Qwen2 of 51 M, and a random vision-language model of 45 M with 625 image tokens.
+Writes runs/bench/peak_memory.json and prints markdown.
 """
 
 # ruff: noqa: E402  (settings that torch reads when it is loaded come first)
@@ -28,13 +29,16 @@ from fastrl.bench.files import write_json
 from fastrl.bench.run import versions
 
 SOME_KEPT = {"budget": "fixed", "pruner": "random", "keep_share": 0.4}
+ALL_SHARED = {"budget": "fixed", "tau": 0.0, "zero_variance": "keep_all", "denominator": "full"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "FastRL, nothing pruned": {"budget": "fixed", "pruner": "none"},
+    "FastRL, all rollouts, prompts shared": ALL_SHARED,
+    "FastRL, tau 0.8, prompts shared": {"budget": "fixed"},
     "FastRL, 40% kept": SOME_KEPT,
     "FastRL, 40% kept, shrink": {**SOME_KEPT, "micro_batches": "shrink"},
 }
-MODELS = ("testbed", "51M")
+MODELS = ("testbed", "51M", "45M, images")
 
 
 def peak_mb() -> float:
@@ -48,7 +52,8 @@ def work(name: str, method: str, seed: int) -> None:
     settings = METHODS[method]
     config = None if settings is None else FastRLConfig(**settings)
     with tempfile.TemporaryDirectory() as folder:
-        before, after = (testbed if name == "testbed" else text)(config, Path(folder), seed)
+        run = dict(zip(MODELS, (testbed, text, images), strict=True))[name]
+        before, after = run(config, Path(folder), seed)
     print(json.dumps({"model": name, "method": method, "before_mb": before, "peak_mb": after}))
 
 
@@ -86,9 +91,21 @@ def text(config: Any, folder: Path, seed: int) -> tuple[float, float]:
     return before, peak_mb()
 
 
+def images(config: Any, folder: Path, seed: int) -> tuple[float, float]:
+    from shared_prompt import large_trainer
+    from transformers import set_seed
+
+    set_seed(seed)
+    trainer = large_trainer(folder, config, max_steps=1)
+    before = peak_mb()
+    trainer.train()
+    return before, peak_mb()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/peak_memory.json"))
     args = parser.parse_args()
@@ -100,7 +117,7 @@ def main() -> None:
     environment.pop("MALLOC_MMAP_MAX_", None)
     found = []
     for seed in range(args.repeats):
-        for name in MODELS:
+        for name in args.models:
             for method in METHODS:
                 command = [sys.executable, __file__, "--worker", name, method, str(seed)]
                 done = subprocess.run(
@@ -112,7 +129,7 @@ def main() -> None:
     print(
         "| model | method | peak, MB (range) | of stock | above the start, MB | of stock |\n|---|---|---|---|---|---|"
     )
-    for name in MODELS:
+    for name in args.models:
         base: tuple[float, float] | None = None
         for method in METHODS:
             runs = [run for run in found if run["model"] == name and run["method"] == method]

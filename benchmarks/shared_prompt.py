@@ -129,6 +129,19 @@ def table(args: argparse.Namespace, run: Any) -> str:
 
 def large_steps(args: argparse.Namespace) -> str:
     """The same for the large model: rewards of chance, so that the kept share is what redundancy leaves."""
+
+    def run(way: Way) -> list[dict[str, float]]:
+        with tempfile.TemporaryDirectory() as folder, way.switched():
+            trainer = large_trainer(Path(folder), way.method.fastrl, max_steps=args.warm_up + args.steps)
+            trainer.train()
+            rows = [row for row in trainer.state.log_history if "fastrl/time/update_s" in row]
+            return [{**row, "step_s": row["step_time"]} for row in rows]
+
+    return table(args, run)
+
+
+def large_trainer(folder: Path, fastrl: FastRLConfig | None, *, max_steps: int) -> Any:
+    """A trainer of the large model, one picture per prompt, rewards of chance; None = stock TRL."""
     from datasets import Dataset, Features, Image, List, Value
     from PIL import Image as Picture
     from transformers import LlavaProcessor
@@ -154,27 +167,24 @@ def large_steps(args: argparse.Namespace) -> str:
     def by_chance(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(sum(ids) % 2) for ids in completion_ids]
 
-    def run(way: Way) -> list[dict[str, float]]:
-        with tempfile.TemporaryDirectory() as folder, way.switched():
-            config = GRPOConfig(
-                output_dir=folder, per_device_train_batch_size=NUM_PROMPTS * NUM_ROLLOUTS,
-                num_generations=NUM_ROLLOUTS, max_completion_length=NUM_NEW, max_steps=args.warm_up + args.steps,
-                learning_rate=1e-7, beta=0.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
-                logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
-                remove_unused_columns=False,
-            )  # fmt: skip
-            model = large_model(small.config.image_token_id, small.config.get_text_config().vocab_size)
-            extra = {} if way.method.fastrl is None else {"fastrl": way.method.fastrl}
-            kind = TimedGRPOTrainer if way.method.fastrl is None else FastGRPOTrainer
-            trainer = kind(
-                model=model, processing_class=processor, reward_funcs=by_chance, args=config, train_dataset=data,
-                **extra,
-            )  # fmt: skip
-            trainer.train()
-            rows = [row for row in trainer.state.log_history if "fastrl/time/update_s" in row]
-            return [{**row, "step_s": row["step_time"]} for row in rows]
-
-    return table(args, run)
+    config = GRPOConfig(
+        output_dir=str(folder), per_device_train_batch_size=NUM_PROMPTS * NUM_ROLLOUTS,
+        num_generations=NUM_ROLLOUTS, max_completion_length=NUM_NEW, max_steps=max_steps,
+        learning_rate=1e-7, beta=0.0, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
+        remove_unused_columns=False,
+    )  # fmt: skip
+    model = large_model(small.config.image_token_id, small.config.get_text_config().vocab_size)
+    extra = {} if fastrl is None else {"fastrl": fastrl}
+    kind = TimedGRPOTrainer if fastrl is None else FastGRPOTrainer
+    return kind(
+        model=model,
+        processing_class=processor,
+        reward_funcs=by_chance,
+        args=config,
+        train_dataset=data,
+        **extra,
+    )
 
 
 def large_model(image: int = IMAGE, vocabulary: int = 8000) -> LlavaForConditionalGeneration:
