@@ -27,13 +27,13 @@ import numpy as np
 
 from fastrl.bench.files import write_json
 from fastrl.bench.run import versions
+from fastrl.bench.settings import ALL_ROLLOUTS
 
 SOME_KEPT = {"budget": "fixed", "pruner": "random", "keep_share": 0.4}
-ALL_SHARED = {"budget": "fixed", "tau": 0.0, "zero_variance": "keep_all", "denominator": "full"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "FastRL, nothing pruned": {"budget": "fixed", "pruner": "none"},
-    "FastRL, all rollouts, prompts shared": ALL_SHARED,
+    "FastRL, all rollouts, prompts shared": ALL_ROLLOUTS,
     "FastRL, tau 0.8, prompts shared": {"budget": "fixed"},
     "FastRL, 40% kept": SOME_KEPT,
     "FastRL, 40% kept, shrink": {**SOME_KEPT, "micro_batches": "shrink"},
@@ -86,9 +86,7 @@ def text(config: Any, folder: Path, seed: int) -> tuple[float, float]:
         args=arguments(folder, gradient_accumulation_steps=2, **settings), train_dataset=prompts(16),
         **({} if config is None else {"fastrl": config}),
     )  # fmt: skip
-    before = peak_mb()
-    trainer.train()
-    return before, peak_mb()
+    return around_training(trainer)
 
 
 def images(config: Any, folder: Path, seed: int) -> tuple[float, float]:
@@ -96,7 +94,10 @@ def images(config: Any, folder: Path, seed: int) -> tuple[float, float]:
     from transformers import set_seed
 
     set_seed(seed)
-    trainer = large_trainer(folder, config, max_steps=1)
+    return around_training(large_trainer(folder, config, max_steps=1))
+
+
+def around_training(trainer: Any) -> tuple[float, float]:
     before = peak_mb()
     trainer.train()
     return before, peak_mb()

@@ -37,6 +37,7 @@ from transformers import (
 
 from fastrl import FastRLConfig
 from fastrl.bench.recipe import read_recipe
+from fastrl.bench.settings import ALL_ROLLOUTS
 from fastrl.bench.training import Method, train_method
 from fastrl.integrations._trl_generation import GroupsMixin
 from fastrl.integrations._trl_prefill import SharedPrefill
@@ -63,8 +64,7 @@ class Way:
             yield
 
 
-# tau 0 keeps every rollout, and is not the identity that `share_prompt` leaves alone in log-probs and update.
-ALL = FastRLConfig(tau=0.0, zero_variance="keep_all", denominator="full", budget="fixed")
+ALL = FastRLConfig(**ALL_ROLLOUTS)
 PRUNED = FastRLConfig(budget="fixed")
 WAYS = (
     Way(method=Method(key="stock", label="stock TRL")),

@@ -108,7 +108,7 @@ def read_log(log: Log, tokenize: Tokenize, *, outcome: str | None = None) -> Ite
     if log.kind == "fastrl":
         yield from _fastrl_steps(log.files[0])
         return
-    read, group = (_trl_rows, _in_order) if log.kind == "trl" else (_verl_rows, _by_prompt)
+    read, group = (_trl_rows, _in_order) if log.kind == "trl" else (_verl_rows, _in_any_order)
     for number, file in enumerate(log.files, start=1):
         problems: Counter[str] = Counter()
         rows = list(read(file, outcome, problems))
@@ -183,7 +183,7 @@ def _verl_rows(file: Path, outcome: str | None, problems: Counter[str]) -> Itera
                 found = {
                     "step": row.get("step"),
                     "prompt": row["input"],
-                    "uid": _sample_of(row.get("uid")),
+                    "sample": _sample_of(row.get("uid")),
                     "text": row["output"],
                     "reward": float(row["score"]),
                     "advantage": None,
@@ -228,21 +228,19 @@ def _in_order(rows: Sequence[_Row], problems: Counter[str]) -> list[list[_Row]]:
     return groups
 
 
-def _by_prompt(rows: Sequence[_Row], problems: Counter[str]) -> list[list[_Row]]:
+def _in_any_order(rows: Sequence[_Row], problems: Counter[str]) -> list[list[_Row]]:
     """Groups of rows in any order, as verl writes them after it has balanced its batch.
 
     verl 0.9 writes the sample of each row. Without it, prompts of the same text cannot be told apart, and are left out.
     """
-    if rows and all(row["uid"] is not None for row in rows):
-        by_sample: dict[str, list[_Row]] = {}
-        for row in rows:
-            by_sample.setdefault(row["uid"], []).append(row)
-        return list(by_sample.values())
-    by_prompt: dict[str, list[_Row]] = {}
+    has_samples = all(row["sample"] is not None for row in rows)
+    together: dict[str, list[_Row]] = {}
     for row in rows:
-        by_prompt.setdefault(row["prompt"], []).append(row)
-    size, groups = _usual(list(by_prompt.values())), []
-    for group in by_prompt.values():
+        together.setdefault(row["sample" if has_samples else "prompt"], []).append(row)
+    if has_samples:
+        return list(together.values())
+    size, groups = _usual(list(together.values())), []
+    for group in together.values():
         if len(group) > size and len(group) % size == 0:
             problems["prompts of one text"] += len(group) // size
         else:

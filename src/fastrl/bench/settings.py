@@ -8,6 +8,10 @@ from fastrl.pruners import PRUNERS
 UNBIASED: dict[str, Any] = {
     "weighting": 1.0, "representative": "random", "denominator": "full", "zero_variance": "drop", "align": "dummy",
 }  # fmt: skip
+ALL_ROLLOUTS: dict[str, Any] = {
+    "tau": 0.0, "zero_variance": "keep_all", "denominator": "full", "budget": "fixed",
+}  # fmt: skip
+"""Nothing dropped, yet not the identity, which leaves prompts unshared in log-probs and update."""
 
 
 def every_pruner() -> dict[str, FastRLConfig]:
