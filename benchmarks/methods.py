@@ -106,7 +106,7 @@ def markdown(methods: list[Method], cells: Cells, accuracy: str) -> str:
         cpu_s = [cell["summary"]["cpu_s"] / len(cell["steps"]) for cell in row]
         rollouts = [cell["summary"]["rollouts"] for cell in row]
         kept = np.mean([r["trained"] / r["generated"] for r in rollouts])
-        per_prompt = np.mean([[step[1] for step in cell["steps"][:num_steps]] for cell in row])
+        per_prompt = np.mean([[step["num_rollouts"] for step in cell["steps"][:num_steps]] for cell in row])
         s = speedups[method.key]
         ratio = f"{s.ratio:.2f} [{s.low:.2f}, {s.high:.2f}]" if s.num_pairs > 1 else "-"
         lines.append(

@@ -6,7 +6,7 @@ import warnings
 
 import tyro
 
-from fastrl.commands import insight, setup, training
+from fastrl.commands import comparing, insight, setup, training
 
 # Read when torch and transformers are loaded. Waiting threads that spin for long cost a busy CPU most;
 # threads that never spin cost small models a third of their time.
@@ -37,6 +37,7 @@ EXTRAS = {
 
 app = tyro.extras.SubcommandApp()
 app.command(training.train)
+app.command(comparing.compare)
 app.command(insight.analyze)
 app.command(name="eval")(training.evaluate)
 app.command(setup.data)

@@ -1,20 +1,19 @@
 """Cells of a benchmark: one method, one seed, one JSON file. A finished cell is never run again."""
 
-import functools
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fastrl
+from fastrl.bench.catalogue import with_rollouts
 from fastrl.bench.files import write_json
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
 from fastrl.bench.run import versions
+from fastrl.bench.source import source_digest
 from fastrl.bench.summary import summarize_run
-from fastrl.bench.training import Method, train_method, warm_up, with_seed
+from fastrl.bench.training import STAGES, Method, train_method, warm_up, with_seed
 from fastrl.types import ConfigError
 
 
@@ -34,30 +33,19 @@ def run_cell(
     Raises:
         ConfigError: the file there was made with other settings.
     """
-    method = with_seed(method, seed)
-    name = f"{method.key}-seed{seed}"
-    path = folder / f"{name}.json"
-    settings = cell_settings(recipe, method, seed)
-    if path.exists():
-        cell = json.loads(path.read_text(encoding="utf-8"))
-        changed = [key for key in settings if cell["settings"].get(key) != settings[key]]
-        if changed:
-            raise ConfigError(
-                f"{path} was made with other settings ({', '.join(changed)}), so it does not belong to this "
-                "benchmark. Move it away to run it again, or choose another --out."
-            )
-        return cell
-    shutil.rmtree(folder / name, ignore_errors=True)  # rows of a run that was interrupted
+    path = cell_path(folder, method.key, seed)
+    finished = check_cell(path, recipe, method, seed)
+    if finished is not None:
+        return finished
+    rows = path.with_suffix("")
+    shutil.rmtree(rows, ignore_errors=True)  # of a run that was interrupted
     started = versions()
-    run = train_method(recipe, method, seed=seed, folder=folder / name, progress=progress)
+    run = train_method(recipe, with_seed(method, seed), seed=seed, folder=rows, progress=progress)
     cell = {
-        "settings": settings,
+        "settings": cell_settings(recipe, method, seed),
         "versions": started,
         "summary": summarize_run(run),
-        "steps": [
-            [row["step_s"], row.get("fastrl/num_rollouts/mean"), row.get("fastrl/trained/rows")]
-            for row in run.metrics
-        ],
+        "steps": [tidy_step(row) for row in run.metrics],
         "evaluations": run.evaluations,
     }
     write_json(path, cell)
@@ -86,8 +74,33 @@ def run_cells(
     return cells
 
 
+def cell_path(folder: Path, key: str, seed: int) -> Path:
+    """The file of a cell, by the key of its method."""
+    return folder / f"{key}-seed{seed}.json"
+
+
+def check_cell(path: Path, recipe: Recipe, method: Method, seed: int) -> dict[str, Any] | None:
+    """Return a finished cell, None if there is none.
+
+    Raises:
+        ConfigError: the file there was made with other settings.
+    """
+    if not path.exists():
+        return None
+    cell: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    settings = cell_settings(recipe, method, seed)
+    changed = [key for key in settings if cell["settings"].get(key) != settings[key]]
+    if changed:
+        raise ConfigError(
+            f"{path} was made with other settings ({', '.join(changed)}), so it does not belong to this "
+            "benchmark. Move it away to run it again, or choose another --out."
+        )
+    return cell
+
+
 def cell_settings(recipe: Recipe, method: Method, seed: int) -> dict[str, Any]:
     """What a cell's result depends on, but for the machine, as JSON values."""
+    method = with_seed(method, seed)
     resolved = recipe.replace(**method.trainer, seed=seed).to_dict()
     resolved["fastrl"] = None if method.fastrl is None else method.fastrl.to_dict()
     resolved["packages"] = versions()["packages"]
@@ -95,35 +108,42 @@ def cell_settings(recipe: Recipe, method: Method, seed: int) -> dict[str, Any]:
     return json.loads(json.dumps(resolved))
 
 
-@functools.cache
-def source_digest() -> str:
-    """A digest of FastRL's own code and shipped checkpoint: cells of different code are not one benchmark."""
-    root = Path(fastrl.__file__).parent
-    files = [*root.rglob("*.py"), *(root / "testbed" / "checkpoint").iterdir()]
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
+STEP_COLUMNS = {
+    "step": "step",
+    "train_s": "train_s",
+    "cpu_s": "cpu_s",
+    "step_s": "step_s",
+    "learning_rate": "learning_rate",
+    "num_rollouts": "fastrl/num_rollouts/mean",
+    "generated_rows": "fastrl/rollouts",
+    "trained_rows": "fastrl/trained/rows",
+    "trained_tokens": "fastrl/trained/tokens",
+    "kept_frac": "fastrl/kept/frac",
+    "frac_zero_variance": "fastrl/frac_zero_variance",
+    "completion_length": "completions/mean_length",
+    "entropy": "entropy",
+    "reward": "reward",
+    **{f"stage_{stage}": f"fastrl/time/{stage}_s" for stage in STAGES},
+}
+"""Columns of a step's row, and the keys of the trainer's log that they come from."""
 
 
-def curve(cell: dict[str, Any], accuracy: str = "greedy") -> list[tuple[float, float]]:
-    """(seconds of training, held-out accuracy) pairs of a cell."""
-    return [(row["train_s"], row[accuracy]) for row in cell["evaluations"]]
+def tidy_step(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a step from the trainer's log; None for what it did not log."""
+    return {column: row.get(key) for column, key in STEP_COLUMNS.items()}
+
+
+def curve(
+    cell: Mapping[str, Any], accuracy: str = "greedy", clock: str = "train_s"
+) -> list[tuple[float, float]]:
+    """(seconds of training, held-out accuracy) pairs of a cell; `clock` is train_s, or cpu_s for the processor's."""
+    return [(row[clock], row[accuracy]) for row in cell["evaluations"]]
 
 
 def stock_with(recipe: Recipe, num_rollouts: int) -> Method:
     """Stock TRL with another fixed number of rollouts and the same number of prompts per step."""
-    rows, default = int(recipe.trainer["per_device_train_batch_size"]), int(recipe.trainer["num_generations"])
-    if rows * num_rollouts % default:
-        raise ConfigError(
-            f"per_device_train_batch_size {rows} at num_generations {default} has no whole counterpart at "
-            f"{num_rollouts}: rows per prompt change, prompts per step must not. Choose a multiple of {default}."
-        )
     return Method(
         key=f"grpo-g{num_rollouts}",
         label=f"stock, G = {num_rollouts}",
-        trainer={
-            "num_generations": num_rollouts,
-            "per_device_train_batch_size": rows * num_rollouts // default,
-        },
+        trainer=with_rollouts(recipe, num_rollouts),
     )

@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from fastrl.bench.stats import bootstrap_mean
+from fastrl.bench.stats import bootstrap
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -33,7 +33,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over items with a bootstrap percentile interval over items; NaN bounds with fewer than two."""
+    """A mean over items with a bootstrap interval over items; NaN bounds with fewer than two."""
 
     mean: float
     low: float
@@ -55,5 +55,5 @@ def estimate(values: Sequence[float], *, rng: np.random.Generator, num_resamples
         )
     if len(array) == 1:
         return Estimate(mean=float(array[0]), low=float("nan"), high=float("nan"))
-    low, high = bootstrap_mean(array, rng=rng, num_resamples=num_resamples)
+    low, high = bootstrap([array], rng=rng, num_resamples=num_resamples)
     return Estimate(mean=float(array.mean()), low=low, high=high)

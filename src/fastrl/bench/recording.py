@@ -56,7 +56,7 @@ class Recorder(TrainerCallback):
     run with evaluations is the run without them.
 
     Args:
-        evaluate: Model -> row of accuracies; None where `evaluate_every` is.
+        evaluate: (model, whether this is the last time) -> row of accuracies; None where `evaluate_every` is.
         evaluate_every: Steps between evaluations; 0 = before and after only; None = never.
         label: Names the run to the progress.
         folder: Rows are appended to metrics.jsonl and evaluations.jsonl there; None = not written.
@@ -86,7 +86,7 @@ class Recorder(TrainerCallback):
         if every is not None and (is_last or (every and state.global_step % every == 0)):
             self.clock.stop()
             self.cpu_clock.stop()
-            self._evaluate(state, kwargs["model"])
+            self._evaluate(state, kwargs["model"], is_last=is_last)
             self._start()
         if control.should_evaluate:  # by the trainer itself, next
             self.clock.stop()
@@ -118,10 +118,11 @@ class Recorder(TrainerCallback):
         self.clock.start()
         self.cpu_clock.start()
 
-    def _evaluate(self, state: Any, model: Any) -> None:
+    def _evaluate(self, state: Any, model: Any, *, is_last: bool = False) -> None:
         if self.evaluate_every is None:
             return
-        row = {"step": state.global_step, "train_s": self.clock.seconds, **self.evaluate(model)}
+        times = {"train_s": self.clock.seconds, "cpu_s": self.cpu_clock.seconds}
+        row = {"step": state.global_step, **times, **self.evaluate(model, is_last)}
         self.evaluations.append(row)
         self._append("evaluations.jsonl", row)
         self.progress.evaluated(row)

@@ -14,12 +14,13 @@ class Setup:
 
     Args:
         arguments: model, processing_class, reward_funcs, train_dataset and, for data sets, eval_dataset.
-        measure: Model -> row of held-out accuracies; None where TRL's own evaluation measures.
+        measure: (model, whether training has ended) -> row of held-out accuracies; None where TRL's own evaluation
+            measures.
         evaluate_every: Steps between measures; None = never.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    measure: Callable[[Any], dict[str, Any]] | None = None
+    measure: Callable[[Any, bool], dict[str, Any]] | None = None
     evaluate_every: int | None = None
 
 
@@ -46,16 +47,20 @@ def _testbed(task: TestbedTask, seed: int, *, evaluate: bool) -> Setup:
     model, processor = testbed.load()
     held_out = problems("held_out", task.held_out_prompts, 0) if evaluate else []
 
-    def measure(model: Any) -> dict[str, Any]:
+    def measure(model: Any, is_last: bool) -> dict[str, Any]:
         greedy = testbed.evaluate(model, processor, held_out, greedy=True)
         sampled = testbed.evaluate(model, processor, held_out, greedy=False, seed=0)
-        return {
+        row = {
             "greedy": greedy["accuracy"],
             "sampled": sampled["accuracy"],
             "format": sampled["format"],
             "families": greedy["families"],
             "num": greedy["num"],
         }
+        if is_last and task.pass_k:
+            first = held_out[: task.pass_prompts]
+            row["pass_at_k"] = testbed.pass_at(model, processor, first, k=task.pass_k)
+        return row
 
     return Setup(
         arguments={

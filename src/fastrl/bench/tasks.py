@@ -26,6 +26,8 @@ class TestbedTask:
         train_prompts: Prompts of the training set, drawn with the seed of the run.
         held_out_prompts: Prompts of the held-out set, the same in every run.
         evaluate_every: Steps between held-out evaluations; 0 = before and after only.
+        pass_k, pass_prompts: At the end, the share of the first `pass_prompts` held-out problems that one of `pass_k`
+            sampled answers gets right (pass@k); 0 = not measured.
         num_threads: Threads of torch on a CPU; null = torch's own choice.
     """
 
@@ -35,12 +37,18 @@ class TestbedTask:
     train_prompts: int = 128
     held_out_prompts: int = 200
     evaluate_every: int = 4
+    pass_k: int = 0
+    pass_prompts: int = 64
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_counts(
-            self, {"train_prompts": 1, "held_out_prompts": 1, "evaluate_every": 0, "num_threads": 1}
-        )
+            self,
+            {
+                "train_prompts": 1, "held_out_prompts": 1, "evaluate_every": 0, "pass_k": 0, "pass_prompts": 1,
+                "num_threads": 1,
+            },
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

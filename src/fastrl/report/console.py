@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +77,36 @@ class RunProgress:
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class CellProgress:
+    """A line for every cell of a comparison as it ends, with the time that the rest will take."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._started_at = time.monotonic()
+        self._num_before = 0
+
+    def __call__(self, done: Any, num_done: int, num: int) -> None:
+        """Take a cell (`fastrl.bench.workers.Done`), the cells that have ended, and all of them."""
+        elapsed_s = time.monotonic() - self._started_at
+        if elapsed_s < 1:  # taken from its file
+            self._num_before = num_done
+        left = ""
+        if num_done > self._num_before:
+            left_s = elapsed_s / (num_done - self._num_before) * (num - num_done)
+            left = f"  about {left_s / 60:.0f} min left"
+        loss, method, seed = done.cell.key
+        if done.error is not None:
+            said = f"failed: {done.error.splitlines()[0]}"
+        else:
+            summary = done.content["summary"]
+            accuracy = summary["accuracy"]["greedy"]["after"] if summary["accuracy"] else float("nan")
+            said = f"{accuracy:.1%} greedy, {summary['train_s']:.1f} s of training"
+        self.console.print(
+            f"[{num_done}/{num}] {loss}, {method}, seed {seed}: {said}{left}",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def describe_step(row: Mapping[str, Any], step_s: float) -> str:

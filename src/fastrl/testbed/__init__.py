@@ -4,12 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastrl.testbed.evaluation import evaluate
+    from fastrl.testbed.evaluation import evaluate, pass_at
     from fastrl.testbed.model import checkpoint_path, cpu_settings, load
 
-__all__ = ["checkpoint_path", "cpu_settings", "evaluate", "load"]
+__all__ = ["checkpoint_path", "cpu_settings", "evaluate", "load", "pass_at"]
 
-_HOME = {"checkpoint_path": "model", "cpu_settings": "model", "evaluate": "evaluation", "load": "model"}
+_HOME = {
+    "checkpoint_path": "model",
+    "cpu_settings": "model",
+    "evaluate": "evaluation",
+    "load": "model",
+    "pass_at": "evaluation",
+}
 
 
 def __getattr__(name: str) -> object:

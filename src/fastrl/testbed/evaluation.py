@@ -33,6 +33,28 @@ def evaluate(
     """
     if not problems:
         raise ValueError("evaluate() got no problems; pass at least one.")
+    right, texts = _right(model, processor, problems, greedy, seed, batch_size, max_new_tokens)
+    families = defaultdict(list)
+    for problem, value in zip(problems, right, strict=True):
+        families[problem.family].append(value)
+    return {
+        "accuracy": sum(right) / len(right),
+        "format": sum(map(has_format, texts)) / len(texts),
+        "families": {family: sum(values) / len(values) for family, values in families.items()},
+        "num": len(problems),
+    }
+
+
+def _right(
+    model: Any,
+    processor: Any,
+    problems: Sequence[Problem],
+    greedy: bool,
+    seed: int,
+    batch_size: int,
+    max_new_tokens: int,
+) -> tuple[list[float], list[str]]:
+    """Grade one answer to each problem; random state and training mode stay as they were."""
     was_training = model.training
     cuda = [model.device] if model.device.type == "cuda" else []
     model.eval()
@@ -49,15 +71,27 @@ def evaluate(
     finally:
         model.train(was_training)
     right = [grade_answer(extract_boxed(t), p.answer) or 0.0 for t, p in zip(texts, problems, strict=True)]
-    families = defaultdict(list)
-    for problem, value in zip(problems, right, strict=True):
-        families[problem.family].append(value)
-    return {
-        "accuracy": sum(right) / len(right),
-        "format": sum(map(has_format, texts)) / len(texts),
-        "families": {family: sum(values) / len(values) for family, values in families.items()},
-        "num": len(problems),
-    }
+    return right, texts
+
+
+def pass_at(
+    model: Any,
+    processor: Any,
+    problems: Sequence[Problem],
+    *,
+    k: int,
+    seed: int = 0,
+    batch_size: int = 120,
+    max_new_tokens: int = 24,
+) -> float:
+    """The share of problems that at least one of k answers gets right, sampled at temperature 1 (pass@k)."""
+    if not problems or k < 1:
+        raise ValueError(
+            f"pass_at() got {len(problems)} problems and k = {k}; it needs at least one of each."
+        )
+    repeated = [problem for problem in problems for _ in range(k)]
+    right = _right(model, processor, repeated, False, seed, batch_size, max_new_tokens)[0]
+    return sum(any(right[i : i + k]) for i in range(0, len(right), k)) / len(problems)
 
 
 @torch.no_grad()

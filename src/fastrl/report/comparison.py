@@ -1,0 +1,97 @@
+"""The tables of a comparison, on the console and as markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+HEADER = (
+    "method", "accuracy, sampled", "accuracy, greedy", "difference, sampled [95 %]", "speed-up, equal updates [95 %]",
+    "to the final accuracy, sampled [95 %]", "never", "kept", "G_t", "rows / update",
+)  # fmt: skip
+
+
+def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
+    """Build one table for each loss of a compare.json."""
+    found = []
+    for loss in result["losses"]:
+        table = Table(title=f"{result['recipe']}, {loss}", title_justify="left")
+        for name in HEADER:
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for row in _rows(result, loss):
+            table.add_row(*row)
+        found.append(table)
+    return found
+
+
+def comparison_markdown(result: Mapping[str, Any]) -> str:
+    """Write all tables of a compare.json as markdown, with what they mean and how they were made."""
+    parts = []
+    for loss in result["losses"]:
+        parts.append(f"**{loss}**\n")
+        lines = [HEADER, ("---",) * len(HEADER), *_rows(result, loss)]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
+    return "\n".join([*parts, legend(result)]) + "\n"
+
+
+def legend(result: Mapping[str, Any]) -> str:
+    """What the columns mean, in one paragraph."""
+    checks = "; ".join(
+        f"{check['loss']}: {check['num_updates']} updates of {check['prompts_per_update']:g} prompts"
+        for check in result["equal_updates"]
+    )
+    labels = {method["key"]: method["label"] for method in result["methods"]}
+    clock = {
+        "wall": "seconds of training",
+        "processor": "processor seconds of training, which other work on the machine does not add to",
+    }[result["clock"]]
+    return (
+        f"{result['num_seeds']} seeds; accuracies are the mean of a run's last three evaluations, their mean over "
+        f"seeds and their range. Compared with {labels[result['baseline']]}, paired by seed; intervals by an expanded "
+        f"bootstrap over seeds. Time: {clock}; evaluations are not counted. Never: seeds that did not reach the "
+        f"baseline's final accuracy, left out of that ratio. Equal updates: {checks}."
+    )
+
+
+def _rows(result: Mapping[str, Any], loss: str) -> list[Sequence[str]]:
+    table = result["tables"][loss]
+    return [
+        _row(method["label"], table[method["key"]]) for method in result["methods"] if method["key"] in table
+    ]
+
+
+def _row(label: str, row: Mapping[str, Any]) -> Sequence[str]:
+    is_baseline = row["difference"] is None
+    sampled = row["speed"]["to_final_sampled"]
+    return (
+        label,
+        *(_accuracy(row["final"][kind]) for kind in ("sampled", "greedy")),
+        "-" if is_baseline else _points(row["difference"].get("sampled")),
+        "1" if is_baseline else ratio(row["speed"]["equal_updates"]),
+        "1" if is_baseline else ratio(sampled),
+        f"{sampled['num_never']} of {row['num_seeds']}",
+        f"{row['kept_share']:.0%}",
+        f"{row['num_rollouts']:.1f}",
+        f"{row['rows_per_update']:.0f}",
+    )
+
+
+def ratio(speed: Mapping[str, Any]) -> str:
+    """A speed-up with its interval."""
+    if speed["ratio"] is None:
+        return "-"
+    interval = "" if speed["low"] is None else f" [{speed['low']:.2f}, {speed['high']:.2f}]"
+    return f"{speed['ratio']:.2f}{interval}"
+
+
+def _accuracy(final: Mapping[str, Any]) -> str:
+    return f"{final['mean']:.1%} ({final['min']:.1%} - {final['max']:.1%})"
+
+
+def _points(difference: Mapping[str, Any] | None) -> str:
+    if difference is None:
+        return "-"
+    if difference["low"] is None:
+        return f"{100 * difference['mean']:+.1f}"
+    low, high = 100 * difference["low"], 100 * difference["high"]
+    return f"{100 * difference['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
