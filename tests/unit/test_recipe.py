@@ -80,6 +80,7 @@ def test_what_is_written_down_reads_back_the_same(tmp_path: Path):
         ("tau: 0.5", "'tau' is a setting of FastRL: write it under `fastrl:`"),
         ("output_dir: here", "output_dir is set by the runner: .* --out"),
         ("task: {name: gsm8k}", "task.name: 'gsm8k' is unknown"),
+        ("task: {problems: lang}", "task.problems: 'lang' is unknown. Did you mean 'long'"),
         ("task: {train_prompt: 4}", "task.train_prompt is unknown. Did you mean 'train_prompts'"),
         ("task: {train_prompts: 0}", "task.train_prompts: 0 is not a whole number of at least 1"),
         ("task: {evaluate_every: true}", "task.evaluate_every: True is not a whole number"),

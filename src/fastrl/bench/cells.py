@@ -11,8 +11,9 @@ from fastrl.bench.files import write_json
 from fastrl.bench.recipe import Recipe
 from fastrl.bench.recording import Progress
 from fastrl.bench.run import versions
-from fastrl.bench.source import source_digest
+from fastrl.bench.source import digest_of_testbed, source_digest
 from fastrl.bench.summary import summarize_run
+from fastrl.bench.tasks import TestbedTask
 from fastrl.bench.training import STAGES, Method, train_method, warm_up, with_seed
 from fastrl.types import ConfigError
 
@@ -105,6 +106,8 @@ def cell_settings(recipe: Recipe, method: Method, seed: int) -> dict[str, Any]:
     resolved["fastrl"] = None if method.fastrl is None else method.fastrl.to_dict()
     resolved["packages"] = versions()["packages"]
     resolved["source"] = source_digest()
+    if isinstance(recipe.task, TestbedTask):
+        resolved["testbed"] = digest_of_testbed(recipe.task, seed)
     return json.loads(json.dumps(resolved))
 
 

@@ -274,7 +274,7 @@ def _shared_prompts(recipe: "Recipe") -> Check:
     name, task = "share_prompt", recipe.task
     if recipe.fastrl.share_prompt == "off":
         return Check(name=name, status="note", detail="off: prompts are computed once per rollout")
-    model = task.model if isinstance(task, DataTask) else str(checkpoint_path())
+    model = task.model if isinstance(task, DataTask) else str(checkpoint_path(task.problems))
     try:
         kind = AutoConfig.from_pretrained(model, local_files_only=True).model_type
     except (OSError, ValueError):

@@ -111,7 +111,7 @@ def _of_run(folder: Path, request: Request) -> Subject:
         from fastrl.rewards import has_format
         from fastrl.testbed import checkpoint_path
 
-        base, rule = str(checkpoint_path()), replace(RULES["paper"], has_format=has_format)
+        base, rule = str(checkpoint_path(task.problems)), replace(RULES["paper"], has_format=has_format)
         return Subject(
             models={BASE: request.base or base, **trained}, rule=rule, template=request.prompt, system=None,
             max_tokens=max_tokens, processor={},

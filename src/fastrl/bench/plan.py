@@ -196,7 +196,7 @@ def _sizes(task: Any) -> Mapping[str, float] | None:
     if not isinstance(task, DataTask):
         from fastrl.testbed import checkpoint_path
 
-        return _sizes_of(str(checkpoint_path()))
+        return _sizes_of(str(checkpoint_path(task.problems)))
     found = _sizes_of(task.model)
     if found is not None or task.parameters is None:
         return found

@@ -41,15 +41,21 @@ def set_up(task: Task, *, seed: int, evaluate: bool, max_tokens: int, has_held_o
 
 def _testbed(task: TestbedTask, seed: int, *, evaluate: bool) -> Setup:
     from fastrl import testbed
-    from fastrl.data.testbed import dataset, problems
+    from fastrl.data.testbed import PROBLEM_SETS, dataset, problems
 
     testbed.cpu_settings(task.num_threads)
-    model, processor = testbed.load()
-    held_out = problems("held_out", task.held_out_prompts, 0) if evaluate else []
+    model, processor = testbed.load(task.problems)
+    num = task.held_out_prompts if evaluate else 0
+    held_out = problems("held_out", num, 0, problem_set=task.problems)
+    max_new_tokens = PROBLEM_SETS[task.problems].max_tokens
 
     def measure(model: Any, is_last: bool) -> dict[str, Any]:
-        greedy = testbed.evaluate(model, processor, held_out, greedy=True)
-        sampled = testbed.evaluate(model, processor, held_out, greedy=False, seed=0)
+        greedy, sampled = (
+            testbed.evaluate(
+                model, processor, held_out, greedy=is_greedy, seed=0, max_new_tokens=max_new_tokens
+            )
+            for is_greedy in (True, False)
+        )
         row = {
             "greedy": greedy["accuracy"],
             "sampled": sampled["accuracy"],
@@ -59,7 +65,9 @@ def _testbed(task: TestbedTask, seed: int, *, evaluate: bool) -> Setup:
         }
         if is_last and task.pass_k:
             first = held_out[: task.pass_prompts]
-            row["pass_at_k"] = testbed.pass_at(model, processor, first, k=task.pass_k)
+            row["pass_at_k"] = testbed.pass_at(
+                model, processor, first, k=task.pass_k, max_new_tokens=max_new_tokens
+            )
         return row
 
     return Setup(
@@ -67,7 +75,7 @@ def _testbed(task: TestbedTask, seed: int, *, evaluate: bool) -> Setup:
             "model": model,
             "processing_class": processor,
             "reward_funcs": [accuracy_reward, format_reward],
-            "train_dataset": dataset("train", task.train_prompts, seed),
+            "train_dataset": dataset("train", task.train_prompts, seed, problem_set=task.problems),
         },
         measure=measure,
         evaluate_every=task.evaluate_every if evaluate else None,

@@ -1,6 +1,7 @@
-"""What a training run depends on in FastRL's own code, as a digest: runs of different code are not one comparison.
+"""What a training run depends on in FastRL itself, as digests: runs of different code or data are not one comparison.
 
-Comments, docstrings and modules that only look at finished runs do not count.
+Comments, docstrings and modules that only look at finished runs do not count. Modules that draw problems count by
+what they draw.
 """
 
 import ast
@@ -10,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fastrl
+from fastrl.bench.tasks import TestbedTask
 
+RECORD = "warmup.json"
+"""What a checkpoint's folder says about its making, and no run reads."""
 ROOTS = (
     "fastrl.bench.training",
     "fastrl.integrations.trl",
@@ -18,18 +22,33 @@ ROOTS = (
     "fastrl.testbed.evaluation",
 )
 """Where training begins; the last three are imported by name, which no import statement shows."""
+DRAWN_BY = ("fastrl.data.testbed", "fastrl.data.diagrams", "fastrl.data.diagrams_long")
 
 
 @functools.cache
 def source_digest() -> str:
-    """A digest of the code that trains, and of the shipped checkpoints."""
-    root = Path(fastrl.__file__).parent
+    """A digest of the code that trains."""
     digest = hashlib.sha256()
     for name, file in sorted(training_modules().items()):
-        tree = _without_docstrings(ast.parse(file.read_text(encoding="utf-8")))
-        digest.update(f"{name}\0{ast.dump(tree)}\0".encode())
-    for file in sorted((root / "testbed").rglob("*.safetensors")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+        if name not in DRAWN_BY:
+            tree = _without_docstrings(ast.parse(file.read_text(encoding="utf-8")))
+            digest.update(f"{name}\0{ast.dump(tree)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def digest_of_testbed(task: TestbedTask, seed: int) -> str:
+    """A digest of the testbed's problems (pictures, questions, answers) and of the model that they train."""
+    from fastrl.data.testbed import problems
+    from fastrl.testbed import checkpoint_path
+
+    digest = hashlib.sha256()
+    for split, num, of in (("train", task.train_prompts, seed), ("held_out", task.held_out_prompts, 0)):
+        for row in problems(split, num, of, problem_set=task.problems):  # type: ignore[arg-type]
+            digest.update("\0".join((row.question, row.answer)).encode() + row.image.tobytes())
+    for file in sorted(checkpoint_path(task.problems).iterdir()):
+        if file.name != RECORD:
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

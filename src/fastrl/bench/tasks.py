@@ -11,6 +11,8 @@ from fastrl.rewards.rules import RULES
 from fastrl.types import ConfigError
 
 TESTBED = "testbed"
+PROBLEMS = ("short", "long")
+"""Problem sets of the testbed (`fastrl.data.testbed.PROBLEM_SETS`)."""
 DATA = tuple(READERS)
 """Readers of `fastrl.data` that a recipe can name."""
 REWARDS = tuple(RULES)
@@ -23,6 +25,7 @@ class TestbedTask:
 
     Args:
         name: testbed.
+        problems: short (one or two steps) or long (two to four, solved in words); each has its own checkpoint.
         train_prompts: Prompts of the training set, drawn with the seed of the run.
         held_out_prompts: Prompts of the held-out set, the same in every run.
         evaluate_every: Steps between held-out evaluations; 0 = before and after only.
@@ -34,6 +37,7 @@ class TestbedTask:
     __test__ = False  # pytest: no class of tests
 
     name: str = TESTBED
+    problems: str = "short"
     train_prompts: int = 128
     held_out_prompts: int = 200
     evaluate_every: int = 4
@@ -42,6 +46,11 @@ class TestbedTask:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.problems not in PROBLEMS:
+            raise ConfigError(
+                f"task.problems: {self.problems!r} is unknown.{did_you_mean(str(self.problems), PROBLEMS)} All: "
+                f"{', '.join(PROBLEMS)}."
+            )
         _check_counts(
             self,
             {

@@ -22,7 +22,9 @@ from transformers import (
 # The class that works on PIL images: the default one needs torchvision.
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+from fastrl.data import diagrams_long
 from fastrl.data.diagrams import SIZE, TRIPLES
+from fastrl.data.testbed import problem_set_of
 
 PATCH = 16
 WIDTH, NUM_HEADS = 128, 4
@@ -31,6 +33,7 @@ PAD, END, UNKNOWN, IMAGE = "<|pad|>", "<|end|>", "<|unk|>", "<image>"
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
 TAGS = ["<think>", "</think>", r"\boxed{", "}"]
 WORDS = ["Find", "the", "angle", "length", "perimeter", "area", "x", "root", *".,+-*/="]
+MORE_WORDS = {"short": [], "long": diagrams_long.WORDS.split()}  # of each problem set
 LARGEST_NUMBER = 260  # every integer up to here is one token, and so is every square of a triple
 
 # Content is a string or a list of blocks: trainers turn one into the other for vision-language models.
@@ -50,14 +53,15 @@ CHAT_TEMPLATE = """\
 """
 
 
-def checkpoint_path() -> Path:
-    """The folder of the checkpoint that ships with the package."""
-    return Path(__file__).parent / "checkpoint"
+def checkpoint_path(problems: str = "short") -> Path:
+    """The folder of the checkpoint that ships with the package for a problem set: short or long."""
+    problem_set_of(problems)  # refuses an unknown name
+    return Path(__file__).parent / ("checkpoint" if problems == "short" else f"checkpoint_{problems}")
 
 
-def load() -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """Return the shipped model (float32, eager attention) and its processor."""
-    path = checkpoint_path()
+def load(problems: str = "short") -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+    """Return the model shipped for a problem set (float32, eager attention) and its processor."""
+    path = checkpoint_path(problems)
     # Eager: at this size the fused CPU kernel is slower, and much slower with bf16 products.
     model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
@@ -65,8 +69,9 @@ def load() -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
     return model, AutoProcessor.from_pretrained(path, local_files_only=True)
 
 
-def build_processor() -> LlavaProcessor:
-    """Make the processor: word-level tokens, pictures at their own size with white paper as zero."""
+def build_processor(problems: str = "short") -> LlavaProcessor:
+    """Make a problem set's processor: word-level tokens, pictures at their own size, white paper as zero."""
+    problem_set_of(problems)  # refuses an unknown name
     side = {"height": SIZE, "width": SIZE}
     image_processor = LlavaImageProcessorPil(
         do_resize=False,
@@ -81,16 +86,17 @@ def build_processor() -> LlavaProcessor:
     )
     return LlavaProcessor(
         image_processor,
-        _build_tokenizer(),
+        _build_tokenizer(MORE_WORDS[problems]),
         patch_size=PATCH,
         vision_feature_select_strategy="full",
         chat_template=CHAT_TEMPLATE,
     )
 
 
-def _build_tokenizer() -> PreTrainedTokenizerFast:
+def _build_tokenizer(more_words: list[str]) -> PreTrainedTokenizerFast:
     numbers = set(range(LARGEST_NUMBER + 1)) | {side * side for triple in TRIPLES for side in triple}
-    tokens = [PAD, END, USER, ASSISTANT, IMAGE, UNKNOWN, *TAGS, *WORDS, *map(str, sorted(numbers))]
+    special = [PAD, END, USER, ASSISTANT, IMAGE, UNKNOWN]
+    tokens = [*special, *TAGS, *WORDS, *map(str, sorted(numbers)), *more_words]
     words = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
