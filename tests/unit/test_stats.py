@@ -1,12 +1,23 @@
-"""Statistics against closed forms: no scipy is needed to know the answers."""
+"""Statistics against closed forms, scipy and simulation."""
 
 import math
 from itertools import product
 
 import numpy as np
 import pytest
+import scipy.integrate
+import scipy.stats
 
-from fastrl.bench.stats import final_accuracy, paired_speedup, time_to_accuracy
+from fastrl.bench.stats import (
+    bootstrap,
+    final_accuracy,
+    iqm,
+    mean_accuracy,
+    paired_difference,
+    paired_speedup,
+    time_to_accuracy,
+)
+from fastrl.bench.student import student_quantile
 
 
 def test_the_crossing_is_interpolated_between_evaluations():
@@ -56,11 +67,90 @@ def test_the_ratio_is_a_geometric_mean_of_pairs():
 def test_the_interval_is_that_of_all_resamples():
     logs = np.log([1.0, 2.0, 4.0, 8.0])
     every = sorted(np.mean(sample) for sample in product(logs, repeat=4))  # the exact bootstrap distribution
-    low, high = np.exp(np.quantile(every, [0.05, 0.95]))
+    tail = scipy.stats.norm.cdf(scipy.stats.t.ppf(0.1, df=3) * math.sqrt(4 / 3))  # Hesterberg's expansion
+    low, high = np.exp(np.quantile(every, [tail, 1 - tail]))
     result = paired_speedup(
-        list(np.exp(logs)), [1.0] * 4, rng=np.random.default_rng(0), num_resamples=200_000, level=0.9
+        list(np.exp(logs)), [1.0] * 4, rng=np.random.default_rng(0), num_resamples=200_000, level=0.8
     )
     assert (result.low, result.high) == (pytest.approx(low, rel=0.01), pytest.approx(high, rel=0.01))
+
+
+def test_student_quantiles_are_scipys():
+    for freedom, probability in product(
+        (1, 2, 3, 4, 5, 8, 9, 30, 101, 400), (0.001, 0.025, 0.3, 0.5, 0.9, 0.999)
+    ):
+        expected = scipy.stats.t.ppf(probability, freedom)
+        assert student_quantile(probability, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-10)
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.0, 3), (1.0, 3), (0.5, 0)])
+def test_a_quantile_that_is_none_is_refused(probability: float, freedom: int):
+    with pytest.raises(ValueError, match="degree of freedom"):
+        student_quantile(probability, freedom)
+
+
+def test_the_iqm_is_scipys_trimmed_mean():
+    rng = np.random.default_rng(0)
+    for num in range(1, 30):
+        values = rng.normal(size=(7, num))
+        assert iqm(values) == pytest.approx(scipy.stats.trim_mean(values, 0.25, axis=1))
+    assert iqm(np.array([0.0, 1.0, 2.0, 1000.0])) == 1.5
+
+
+def test_many_values_have_scipys_interval():
+    values = np.random.default_rng(0).exponential(size=400)
+    expected = scipy.stats.bootstrap(
+        (values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+    ).confidence_interval
+    found = bootstrap([values], rng=np.random.default_rng(2), num_resamples=20_000)
+    width = expected.high - expected.low
+    assert found == pytest.approx((expected.low, expected.high), abs=0.04 * width)
+
+
+def test_strata_are_resampled_within_themselves():
+    """Two strata without spread of their own: resampled together they would have an interval, apart they have none."""
+    apart = bootstrap([np.array([0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0])], rng=np.random.default_rng(0))
+    assert apart == (0.5, 0.5)
+    low, high = bootstrap([np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])], rng=np.random.default_rng(0))
+    assert low < 0.2 < 0.8 < high
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="at least two each"):
+        bootstrap([np.array([1.0, 2.0]), np.array([1.0])], rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("num", "lowest"), [(5, 0.90), (20, 0.92)])
+def test_coverage_is_near_what_is_promised(num: int, lowest: float):
+    """Of 800 samples; two standard errors are 1.5 points. Plain percentiles cover 84 % at five values."""
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(800, num))
+    bounds = [bootstrap([sample], rng=rng, num_resamples=1000) for sample in samples]
+    assert lowest <= np.mean([low <= 0 <= high for low, high in bounds]) <= 0.97
+
+
+def test_plain_percentiles_would_cover_too_little():
+    rng = np.random.default_rng(0)
+    means = [rng.choice(s, size=(1000, 5)).mean(axis=1) for s in rng.normal(size=(800, 5))]
+    bounds = [np.quantile(resampled, [0.025, 0.975]) for resampled in means]
+    assert np.mean([low <= 0 <= high for low, high in bounds]) < 0.88
+
+
+def test_differences_are_paired():
+    found = paired_difference([0.1, 0.5, 0.9], [0.2, 0.6, 1.0], rng=np.random.default_rng(0))
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    with pytest.raises(ValueError, match="paired by seed"):
+        paired_difference([0.1], [], rng=np.random.default_rng(0))
+
+
+def test_mean_accuracy_is_the_area_over_the_width():
+    curve = [(0, 0.0), (10, 1.0)]
+    assert mean_accuracy(curve, 10) == pytest.approx(0.5)
+    assert mean_accuracy(curve, 5) == pytest.approx(0.25)
+    assert mean_accuracy(curve, 20) == pytest.approx(0.75), "after its end a run stays where it is"
+    times, accuracies = [0.0, 3.0, 4.0, 9.0], [0.2, 0.5, 0.4, 0.9]
+    expected = scipy.integrate.trapezoid(accuracies, times) / 9
+    assert mean_accuracy(list(zip(times, accuracies, strict=True)), 9) == pytest.approx(expected)
 
 
 def test_equal_ratios_have_an_interval_without_width():
