@@ -90,6 +90,7 @@ test-trackers: .venv-trackers/.ready ## our metrics in the files of TensorBoard,
 venv-docs: .venv-docs/.ready
 
 docs: .venv-docs/.ready ## the documentation as a site in site/: every link and page is checked, and no network is needed
+	PYTHONPATH=src .venv-docs/bin/python -m fastrl.report.reference docs
 	.venv-docs/bin/mkdocs build --strict --quiet
 	@echo "site/index.html; to search in it as well: .venv-docs/bin/mkdocs serve"
 

@@ -50,9 +50,9 @@ def configuration_page() -> str:
     texts = argument_texts(FastRLConfig)
     parts = [
         f"{_WRITTEN}# Configuration\n\n",
-        "Every field of `FastRLConfig`, which is also every key of a recipe's `fastrl:` block and every "
-        "`+fastrl.<key>` of verl. `FastRLConfig()` is the published setting. [method.md](method.md) and "
-        "[methods.md](methods.md) say what the words mean; `fastrl config --print-defaults` prints this list as YAML.\n",
+        "Every field of `FastRLConfig`; in a recipe it is a key of the `fastrl:` block, in verl `+fastrl.<key>`. "
+        "`FastRLConfig()` is the published setting. [The method](method.md) and [beyond the paper](methods.md) say what "
+        "the words mean; `fastrl config --print-defaults` prints all settings as YAML.\n",
     ]
     for title, names in SETTINGS.items():
         parts.append(f"\n## {title}\n")
@@ -122,10 +122,10 @@ def metrics_page() -> str:
     """Return the page of all metrics: key, meaning, unit, and the engines that log it."""
     parts = [
         f"{_WRITTEN}# Metrics\n\n",
-        f"What FastRL adds to the engine's own metrics, through the engine's own reporting ([trackers](tracking.md)). "
-        f"Every key below carries the prefix `{PREFIX}`: the first is `{PREFIX}{METRICS['Sampled'][0].key}`. Shares lie "
-        "in [0, 1]. In TRL, values are means over the rounds and steps since the last log; what TRL, verl and EasyR1 "
-        "log themselves is over all rollouts, but for what their loss reports, which is over survivors.\n",
+        f"What FastRL adds to the engine's own metrics, through [the engine's own reporting](tracking.md), all under "
+        f"`{PREFIX}`. A share lies in [0, 1]. In TRL a value is the mean over what happened since the last log. Rewards "
+        "and lengths that the engines log themselves are over all rollouts; what their losses report (entropy, KL, "
+        "clip ratios) is over survivors.\n",
     ]
     for title, metrics in METRICS.items():
         parts.append(
