@@ -91,7 +91,7 @@ venv-docs: .venv-docs/.ready
 
 docs: .venv-docs/.ready ## the documentation as a site in site/: every link and page is checked, and no network is needed
 	PYTHONPATH=src .venv-docs/bin/python -m fastrl.report.reference docs
-	.venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "site/index.html; to search in it as well: .venv-docs/bin/mkdocs serve"
 
 lint: $(READY)

@@ -99,7 +99,10 @@ METRICS: dict[str, tuple[Metric, ...]] = {
     "Budget": (
         Metric("budget/ars_current", "G of the next step", "rollouts", when="budget: ars"),
         Metric(
-            "budget/ars_reference", "G'_ref (Eq. 13); no value in the first epoch", "rollouts", when="budget: ars"
+            "budget/ars_reference",
+            "G'_ref (Eq. 13); no value in the first epoch",
+            "rollouts",
+            when="budget: ars",
         ),
         Metric("budget/discovery_current", "G of the next step", "rollouts", when="budget: discovery"),
         Metric(

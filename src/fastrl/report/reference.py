@@ -32,6 +32,24 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """All settings by what they decide, in the order of the page."""
 
+_MORE: dict[str, str] = {
+    "pruner": "[MDAP](method.md#mdap-which-rollouts-eq-4-9), [experimental](methods.md#experimental-pruners), "
+    "[peers](methods.md#peers)",
+    "similarity": "[similarities](methods.md#similarities)",
+    "weighting": "[unbiased MDAP](methods.md#unbiased-mdap)",
+    "denominator": "[TRL](integrations/trl.md#what-the-loss-divides-by), "
+    "[verl](integrations/verl.md#what-the-loss-divides-by), [EasyR1](integrations/easyr1.md#what-the-loss-divides-by)",
+    "budget": "[ARS](method.md#ars-how-many-rollouts-eq-10-14), [others](methods.md#budgets)",
+    "refill": "[refill](methods.md#refill)",
+    "align": "[alignment](method.md#alignment)",
+    "micro_batches": "[several processes](integrations/trl.md#several-processes)",
+    "updates": "[mini-batches in verl](integrations/verl.md#mini-batches)",
+    "share_prompt": "[a prompt once per group](performance.md)",
+    "max_empty_steps": "[R10](reliability.md#r10-a-run-without-signal-stops-with-an-explanation)",
+    "trace": "[the run folder](integrations/trl.md#the-run-folder)",
+}
+"""Where more is said of a setting."""
+
 _REFUSED: tuple[dict[str, Any], ...] = (
     {"min_rollouts": 6, "max_rollouts": 4},
     {"initial_rollouts": 16, "max_rollouts": 8},
@@ -51,7 +69,7 @@ def configuration_page() -> str:
     parts = [
         f"{_WRITTEN}# Configuration\n\n",
         "Every field of `FastRLConfig`; in a recipe it is a key of the `fastrl:` block, in verl `+fastrl.<key>`. "
-        "`FastRLConfig()` is the published setting. [The method](method.md) and [beyond the paper](methods.md) say what "
+        "None given is the published setting. [The method](method.md) and [beyond the paper](methods.md) say what "
         "the words mean; `fastrl config --print-defaults` prints all settings as YAML.\n",
     ]
     for title, names in SETTINGS.items():
@@ -83,6 +101,8 @@ def _setting(field: dataclasses.Field, text: str) -> str:
     ]
     if readers:
         facts.append("read by " + ", ".join(readers))
+    if field.name in _MORE:
+        facts.append(f"more: {_MORE[field.name]}")
     listed = "".join(f"- {fact}\n" for fact in facts)
     return f"\n### `{field.name}`\n\n{text}\n\n{listed}"
 
@@ -123,7 +143,7 @@ def metrics_page() -> str:
     parts = [
         f"{_WRITTEN}# Metrics\n\n",
         f"What FastRL adds to the engine's own metrics, through [the engine's own reporting](tracking.md), all under "
-        f"`{PREFIX}`. A share lies in [0, 1]. In TRL a value is the mean over what happened since the last log. Rewards "
+        f"`{PREFIX}`. A share lies in [0, 1]. In TRL a value is the mean since the last log. Rewards "
         "and lengths that the engines log themselves are over all rollouts; what their losses report (entropy, KL, "
         "clip ratios) is over survivors.\n",
     ]
