@@ -1,4 +1,4 @@
-"""What FastRL logs reaches every tracker: two real steps each, then the tracker's own files are read back."""
+"""What FastRL logs reaches every tracker: a short run with each, then the tracker's own files are read back."""
 
 import json
 import struct
