@@ -1,6 +1,6 @@
 """Pages of the documentation that are written from the code: all settings, and all metrics.
 
-    python -m fastrl.report.reference docs
+`python -m fastrl.report.reference docs` writes them.
 """
 
 import dataclasses
