@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-vllm venv-lmms test-lmms venv-verl test-verl lint bench clean
+.PHONY: demo test test-all test-vllm venv-lmms test-lmms venv-verl test-verl test-trackers venv-docs docs lint bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -72,6 +72,28 @@ venv-verl: .venv-verl/.ready ## real verl with real vLLM on the CPU, in an envir
 test-verl: .venv-verl/.ready ## the verl adapter in whole runs of real verl on CPU processes (under 30 minutes)
 	.venv-verl/bin/python -m pytest tests/with_verl
 
+.venv-trackers/.ready: pyproject.toml tests/with_trackers/requirements.txt
+	$(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-trackers/bin/pip install --quiet --disable-pip-version-check -r tests/with_trackers/requirements.txt
+	.venv-trackers/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch .venv-trackers/.ready
+
+test-trackers: .venv-trackers/.ready ## our metrics in the files of TensorBoard, W&B, trackio and MLflow (1.8 GB)
+	.venv-trackers/bin/python -m pytest tests/with_trackers
+
+.venv-docs/.ready: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch .venv-docs/.ready
+
+venv-docs: .venv-docs/.ready
+
+docs: .venv-docs/.ready ## the documentation as a site in site/: every link and page is checked, and no network is needed
+	PYTHONPATH=src .venv-docs/bin/python -m fastrl.report.reference docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "site/index.html; to search in it as well: .venv-docs/bin/mkdocs serve"
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,4 +112,4 @@ bench: $(READY)         ## the figures of docs/benchmarks.md (three hours on two
 	$(BIN)/python benchmarks/methods.py peers
 
 clean:
-	rm -rf .venv .venv-vllm .venv-lmms .venv-verl .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .venv-vllm .venv-lmms .venv-verl .venv-trackers .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

@@ -41,7 +41,8 @@ class FastRL:
     Args:
         config: All settings.
         num_rollouts: G_1, the engine's own number of rollouts per prompt; never exceeded.
-        total_steps, steps_per_epoch: Needed by the ARS budget only.
+        total_steps: Steps of the run; needed by the ARS budget only.
+        steps_per_epoch: Steps of an epoch; needed by the ARS budget only.
 
     Raises:
         ConfigError: num_rollouts below min_rollouts, max_rollouts above num_rollouts, or what the
@@ -145,7 +146,8 @@ class FastRL:
         """End the step: feed the budget, update the metrics, count steps without signal.
 
         Args:
-            groups, selections: As given to and returned by `select`, before any alignment.
+            groups: As given to `select`.
+            selections: As returned by `select`, before any alignment.
             seconds: What the last finished step took: "generation" (with rewards), "update" (with log-probs),
                 "step" (all). Only the discovery budget reads them; on several ranks, give all the same.
 
