@@ -18,6 +18,7 @@ from fastrl.types import NoSignalError
 
 COMMANDS = {
     "train": {"--with", "--set", "--out", "--dry-run", "--command"},
+    "compare": {"--methods", "--losses", "--seeds", "--set", "--jobs", "--clock", "--targets", "--out"},
     "analyze": {"--settings", "--stages", "--tokenizer", "--outcome", "--steps-per-epoch", "--out"},
     "eval": {
         "--benchmarks", "--base", "--k", "--limit", "--sources", "--keep-good", "--reward", "--prompt", "--max-tokens",

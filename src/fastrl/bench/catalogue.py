@@ -92,6 +92,7 @@ METHODS: dict[str, Entry] = {
     },
     "advantage_only": Entry(label="advantage-only", fastrl={"pruner": "advantage_only", "budget": "fixed"}),
     "2grpo": Entry(label="2-GRPO", fastrl=_UNPRUNED, num_rollouts=2),
+    "fixed_g4": Entry(label="fixed G = 4", fastrl=_UNPRUNED, num_rollouts=4),
     "fixed_g": Entry(label="fixed G = mean G_t of unbiased", fastrl=_UNPRUNED, like="unbiased"),
 }
 

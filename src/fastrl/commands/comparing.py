@@ -23,8 +23,8 @@ def compare(
     Args:
         recipe: YAML file, as for `fastrl train`.
         methods: The first is the baseline. Of grpo (stock TRL), shared, fastrl, unbiased, without_mdap, without_ars,
-            cppo, pods, greso, dapo_dynamic, random25, random50, random75, advantage_only, 2grpo, fixed_g; with changes
-            such as fastrl:tau=0.4; or YAML files with a fastrl block.
+            cppo, pods, greso, dapo_dynamic, random25, random50, random75, advantage_only, 2grpo, fixed_g4, fixed_g;
+            with changes such as fastrl:tau=0.4; or YAML files with a fastrl block.
         losses: Of grpo, dapo, gspo.
         seeds: How many; the same for all methods.
         set: Change settings of the recipe: key=value.

@@ -12,16 +12,31 @@ HEADER = (
 
 
 def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
-    """Build one table for each loss of a compare.json."""
+    """Build one table for each loss of a compare.json, for 80 columns: means, and the speed-ups with intervals."""
     found = []
     for loss in result["losses"]:
         table = Table(title=f"{result['recipe']}, {loss}", title_justify="left")
-        for name in HEADER:
-            table.add_column(name, justify="left" if name == "method" else "right")
-        for row in _rows(result, loss):
-            table.add_row(*row)
+        table.add_column("")
+        for name in ("sampled", "greedy", "equal updates", "to its accuracy", "never", "kept", "G_t"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for method in result["methods"]:
+            row = result["tables"][loss].get(method["key"])
+            if row is not None:
+                table.add_row(method["key"], *_short(row))
         found.append(table)
     return found
+
+
+def _short(row: Mapping[str, Any]) -> Sequence[str]:
+    sampled = row["speed"]["to_final_sampled"]
+    return (
+        *(f"{row['final'][kind]['mean']:.1%}" for kind in ("sampled", "greedy")),
+        ratio(row["speed"]["equal_updates"]),
+        ratio(sampled),
+        f"{sampled['num_never']} of {row['num_seeds']}",
+        f"{row['kept_share']:.0%}",
+        f"{row['num_rollouts']:.1f}",
+    )
 
 
 def comparison_markdown(result: Mapping[str, Any]) -> str:
