@@ -18,7 +18,7 @@ from fastrl.rewards import extract_boxed, has_format  # noqa: E402
 from pens import Recorder  # noqa: E402
 
 NUM_DRAWINGS = 150
-PROMPT_LENGTH = 43  # tokens; the model's test counts them
+PROMPT_LENGTH = 43  # tokens, of the longest; the model's test counts them
 SPLITS = ("warmup", "train", "held_out")
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)|root (\d+) = (\d+)")
 
