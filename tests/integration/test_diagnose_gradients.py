@@ -14,7 +14,7 @@ from rich.console import Console  # noqa: E402
 from trl_support import text_model  # noqa: E402
 
 from fastrl import ConfigError, FastRLConfig, Group, GroupError  # noqa: E402
-from fastrl.bench import gradients  # noqa: E402  (its testbed_rollouts would be collected as a test)
+from fastrl.bench import gradients  # noqa: E402
 from fastrl.bench.diagnose import diagnose  # noqa: E402
 from fastrl.bench.gradients import Rollout, gram_matrices, rollout_gradients, with_completion  # noqa: E402
 from fastrl.report.diagnosis import binned, diagnosis_table, draw_diagnosis  # noqa: E402
@@ -31,7 +31,7 @@ def text_rollouts(completions=COMPLETIONS) -> list[Rollout]:
 
 @pytest.fixture(scope="module")
 def sample():
-    return gradients.testbed_rollouts(4, 4, 1)
+    return gradients.sample_testbed(4, 4, 1)
 
 
 def gradient_of_one_batch(model, rollouts, advantages) -> torch.Tensor:
@@ -202,9 +202,16 @@ def test_the_testbed_samples_what_its_model_says(sample):
                 mean = gradients.mean_logp(sample.model, rollout)
             assert float(mean) == pytest.approx(np.mean(logps), abs=1e-3)
     state = torch.random.get_rng_state()
-    again = gradients.testbed_rollouts(2, 4, 1)
+    again = gradients.sample_testbed(2, 4, 1)
     assert torch.equal(state, torch.random.get_rng_state())
     assert [g.tokens_G for g in again.groups] == [g.tokens_G for g in sample.groups[:2]]
+
+
+def test_the_long_problems_have_a_model_and_rollouts_of_their_own():
+    sample = gradients.sample_testbed(2, 4, 0, problem_set="long")
+    lengths = [len(tokens) for group in sample.groups for tokens in group.tokens_G]
+    assert min(lengths) > 24, "longer than the short set allows"
+    assert sample.model.get_input_embeddings().num_embeddings > 290
 
 
 def test_from_a_model_to_tables_and_a_figure(sample, tmp_path):

@@ -30,7 +30,7 @@ COMMANDS = {
     },
     "simulate": {"--settings", "--seed", "--draws", "--steps", "--rollouts", "--out"},
     "diagnose": {
-        "--settings", "--model", "--data", "--gram", "--prompts", "--rollouts", "--share", "--parameters",
+        "--settings", "--model", "--data", "--gram", "--prompts", "--rollouts", "--problems", "--share", "--parameters",
         "--coordinates", "--ngram", "--seed", "--out",
     },
     "config": {"--check", "--print-defaults", "--no-print-defaults"},

@@ -146,6 +146,7 @@ def measure(
     gram: Path | None,
     testbed: tuple[int, int],
     out: Path,
+    problem_set: str = "short",
     **gradients: Any,
 ) -> tuple[list[Group], list[np.ndarray]]:
     """Return groups and Gram matrices: from a file, from a model and its rollouts, or from the testbed.
@@ -156,6 +157,7 @@ def measure(
         model, data: A causal language model and JSON lines of its rollouts (`fastrl.bench.rollouts`).
         gram: File of Gram matrices.
         testbed: (prompts, rollouts per prompt), where none of the three is given.
+        problem_set: Of the testbed: short or long.
         gradients: As `fastrl.bench.gradients.gram_matrices` takes them.
     """
     if gram is not None and (model or data):
@@ -173,7 +175,7 @@ def measure(
     if model is not None and data is not None:
         sample = read_sample(model, data)
     else:
-        sample = g.testbed_rollouts(*testbed, seed=gradients["seed"])
+        sample = g.sample_testbed(*testbed, seed=gradients["seed"], problem_set=problem_set)
     grams = g.gram_matrices(sample.model, sample.rollouts_PG, **gradients)
     write_gram(out / "gram.json", sample.groups, grams)
     return sample.groups, grams

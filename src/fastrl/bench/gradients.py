@@ -227,23 +227,24 @@ def _gram(gradients_GD: torch.Tensor) -> np.ndarray:
     return (gram_GG + gram_GG.T) / 2
 
 
-def testbed_rollouts(num_prompts: int, num_rollouts: int, seed: int) -> Sample:
+def sample_testbed(num_prompts: int, num_rollouts: int, seed: int, *, problem_set: str = "short") -> Sample:
     """Sample the testbed's model on the first training problems of a seed, and reward it.
 
-    Temperature 1, at most 24 tokens, reward = format (0.5) + accuracy (1), as in its recipes. The global
-    random state of torch is as before afterwards.
+    Temperature 1, reward = format (0.5) + accuracy (1), as in its recipes. The global random state of torch is as
+    before afterwards.
     """
-    from fastrl.data.testbed import problems
+    from fastrl.data.testbed import problem_set_of, problems
     from fastrl.rewards import accuracy_reward, format_reward
     from fastrl.testbed import load
     from fastrl.testbed.evaluation import conversation
 
-    model, processor = load()
+    max_tokens = problem_set_of(problem_set).max_tokens
+    model, processor = load(problem_set)
     model.eval()
     groups, rollouts_PG = [], []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for problem in problems("train", num_prompts, seed):
+        for problem in problems("train", num_prompts, seed, problem_set=problem_set):
             prompt = dict(
                 processor.apply_chat_template(
                     [conversation(problem)],
@@ -253,7 +254,7 @@ def testbed_rollouts(num_prompts: int, num_rollouts: int, seed: int) -> Sample:
                     processor_kwargs={"return_tensors": "pt"},
                 )
             )
-            tokens_G, logps_G = _generate(model, prompt, num_rollouts)
+            tokens_G, logps_G = _generate(model, prompt, num_rollouts, max_tokens)
             texts = processor.batch_decode(tokens_G, skip_special_tokens=True)
             accuracy = accuracy_reward(texts, [problem.answer] * num_rollouts)
             rewards_G = np.array(format_reward(texts)) + np.array(accuracy, dtype=np.float64)
@@ -266,7 +267,7 @@ def testbed_rollouts(num_prompts: int, num_rollouts: int, seed: int) -> Sample:
 
 @torch.no_grad()
 def _generate(
-    model: Any, prompt: Mapping[str, Any], num_rollouts: int
+    model: Any, prompt: Mapping[str, Any], num_rollouts: int, max_tokens: int
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Sample completions up to and including the end token; return their tokens and log-probabilities."""
     output = model.generate(
@@ -274,7 +275,7 @@ def _generate(
         do_sample=True,
         temperature=1.0,
         top_k=0,
-        max_new_tokens=24,
+        max_new_tokens=max_tokens,
         num_return_sequences=num_rollouts,
         output_logits=True,
         return_dict_in_generate=True,

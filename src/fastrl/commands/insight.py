@@ -98,7 +98,8 @@ def simulate(
 
 def diagnose(
     settings: tuple[Path, ...] = (), model: str | None = None, data: Path | None = None,
-    gram: Path | None = None, prompts: int = 32, rollouts: int = 8, share: float | None = None,
+    gram: Path | None = None, prompts: int = 32, rollouts: int = 8, problems: Literal["short", "long"] = "short",
+    share: float | None = None,
     parameters: Literal["all", "last_block", "lora"] = "all", coordinates: int | None = None, ngram: int = 1,
     seed: int = 0, out: Path = Path("runs/diagnose"),
 ) -> None:  # fmt: skip
@@ -113,6 +114,7 @@ def diagnose(
         gram: File of Gram matrices that an earlier diagnosis (gram.json) or another program wrote; needs no model.
         prompts: Prompts of the testbed.
         rollouts: Rollouts per prompt of the testbed.
+        problems: Problem set of the testbed, with its own model.
         share: Bring every pruner to this share of kept rollouts, as far as it has a setting for it.
         parameters: Whose gradients.
         coordinates: Number of random coordinates, to save memory; default all.
@@ -130,7 +132,13 @@ def diagnose(
     out.mkdir(parents=True, exist_ok=True)
     gradients: dict[str, Any] = {"parameters": parameters, "num_coordinates": coordinates, "seed": seed}
     groups, grams = measure(
-        model=model, data=data, gram=gram, testbed=(prompts, rollouts), out=out, **gradients
+        model=model,
+        data=data,
+        gram=gram,
+        testbed=(prompts, rollouts),
+        problem_set=problems,
+        out=out,
+        **gradients,
     )
     configs = _named(settings) or default_configs()
     if share is not None:
