@@ -13,7 +13,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 8000000000
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-vllm venv-lmms test-lmms venv-verl test-verl test-trackers venv-docs docs lint bench clean
+.PHONY: demo test test-all test-vllm venv-lmms test-lmms venv-verl test-verl test-trackers venv-docs docs lint bench study clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -110,6 +110,21 @@ bench: $(READY)         ## the figures of docs/benchmarks.md (three hours on two
 	$(BIN)/python benchmarks/methods.py headline
 	$(BIN)/python benchmarks/methods.py grid
 	$(BIN)/python benchmarks/methods.py peers
+
+# The study of docs/results/study.md. Cells that are there are not trained again: stop it and start it as you like.
+STUDY_METHODS := grpo shared fastrl unbiased without_mdap without_ars cppo pods greso random25 random50 random75 \
+	advantage_only 2grpo fixed_g4 fixed_g
+STUDY_TAU     := grpo fastrl:tau=0 fastrl:tau=0.2 fastrl:tau=0.4 fastrl:tau=0.6 fastrl fastrl:tau=1
+STUDY_OPTIONS ?= --seeds 5 --jobs 2 --clock processor
+
+study: $(READY)         ## every method x loss x seed on both problem sets, and one page of it (hours on two cores)
+	$(BIN)/fastrl compare recipes/testbed/study.yaml --methods $(STUDY_METHODS) --losses grpo dapo gspo $(STUDY_OPTIONS) --out runs/study/short
+	$(BIN)/fastrl compare recipes/testbed/study_long.yaml --methods $(STUDY_METHODS) --losses grpo dapo gspo $(STUDY_OPTIONS) --out runs/study/long
+	$(BIN)/fastrl compare recipes/testbed/study.yaml --methods $(STUDY_TAU) $(STUDY_OPTIONS) --out runs/study/short-tau
+	$(BIN)/fastrl compare recipes/testbed/study_long.yaml --methods $(STUDY_TAU) $(STUDY_OPTIONS) --out runs/study/long-tau
+	$(BIN)/fastrl diagnose --out runs/study/diagnose-short
+	$(BIN)/fastrl diagnose --problems long --out runs/study/diagnose-long
+	$(BIN)/fastrl report runs/study/short runs/study/long runs/study/short-tau runs/study/long-tau -o runs/study/report.html
 
 clean:
 	rm -rf .venv .venv-vllm .venv-lmms .venv-verl .venv-trackers .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
