@@ -129,7 +129,7 @@ def test_the_command_writes_what_ships(monkeypatch, tmp_path, record):
     threads = torch.get_num_threads()
     monkeypatch.setattr(warmup, "NUM_EVALUATION", 8)
     monkeypatch.setattr(warmup, "BATCH_SIZE", 4)
-    monkeypatch.setattr(warmup, "first_losses", lambda seed: [float(seed)])
+    monkeypatch.setattr(warmup, "first_losses", lambda seed, problem_set: [float(seed)])
     monkeypatch.setattr("sys.argv", ["warmup", "--seed", "3", "--steps", "2", "--out", str(tmp_path)])
     try:
         warmup.main()
