@@ -75,8 +75,11 @@ STEP_S: Mapping[tuple[str, str], Mapping[str, float]] = {
 }
 """Table 7: seconds per step with GRPO; `old_ref` is the sum of the reference and the old policy."""
 
-_NOT_COMPARED = {"trace", "seed", "share_prompt", "micro_batches", "max_empty_steps", "outcome_key"}
-"""Settings that do not change the method."""
+_NOT_COMPARED = {
+    "trace", "seed", "rollout_cost", "align", "micro_batches", "updates", "share_prompt", "outcome_key",
+    "max_empty_steps",
+}  # fmt: skip
+"""Settings that say how a method runs and is rewarded, not what it is."""
 
 
 def ablation_name(fastrl: Mapping[str, Any] | None, trainer: Mapping[str, Any] | None = None) -> str | None:

@@ -40,6 +40,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         "losses": content.get("losses") or list(tables),
         "methods": methods,
         "cells": content.get("cells"),
+        "aggregate": content.get("aggregate") or {},
         "equal_updates": content.get("equal_updates") or [],
         "tables": tables,
         "steps": _nested(steps, STEP, methods),

@@ -42,7 +42,7 @@ def draw(figure: Mapping[str, Any], prefix: str) -> str:
     """Return a figure as an <svg> element whose ids begin with `prefix`."""
     is_wide = figure["kind"] in ("stack", "interval")
     rows = len(figure["series"][0]["y"]) if figure["kind"] == "stack" else len(figure["series"])
-    size = (6.4, 1.1 + 0.34 * rows) if is_wide else (4.6, 3.3)
+    size = (6.4, (1.3 if figure["kind"] == "stack" else 0.8) + 0.34 * rows) if is_wide else (4.6, 3.2)
     with plt.rc_context(_STYLE):
         drawing, axes = plt.subplots(figsize=size, layout="constrained")
         try:
@@ -114,7 +114,7 @@ def _stack(axes: Axes, figure: Mapping[str, Any]) -> None:
         )  # fmt: skip
         left = [start + width for start, width in zip(left, series["x"], strict=True)]
     _named_rows(axes, names)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.32 - 0.04 * (len(names) < 4)), ncols=3)
+    axes.figure.legend(loc="outside lower center", ncols=3)
 
 
 def _interval(axes: Axes, figure: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ def tau_sweep(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     drawn = []
     for place, (name, title, axis, scale) in enumerate(
         (
-            ("accuracy", "(c) Final accuracy against tau", "held-out accuracy, greedy (%)", 100),
+            ("accuracy", "(c) Final accuracy, greedy, against tau", "held-out accuracy, greedy (%)", 100),
             ("speed", "(c) Speed-up against tau", "speed-up at equal updates", 1),
         )
     ):

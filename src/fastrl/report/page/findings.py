@@ -6,6 +6,7 @@ from typing import Any
 from fastrl.report.page.read import dig, number
 from fastrl.report.page.tables import (
     DASH,
+    centre,
     fastrl_key,
     interval,
     label,
@@ -45,7 +46,7 @@ def setup_table(run: Mapping[str, Any]) -> dict[str, Any]:
         else "wall clock of training; evaluations are not counted",
     }  # fmt: skip
     rows = [[name, str(value) or "not recorded"] for name, value in facts.items()]
-    return table("setup", "What was run, where and with what", ["", "value"], rows)
+    return table("setup", "What was run, where and with what", ["", ""], rows)
 
 
 _PROMPTS = {"train_prompts": "training prompts", "held_out_prompts": "held-out prompts"}
@@ -94,18 +95,11 @@ def headline(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
     for kind in ("greedy", "sampled"):
         mine, other = dig(ours, "final", kind), dig(theirs, "final", kind)
         if mine is not None:
-            beside = (
-                f"{label(run, base)}: {percent(dig(other, 'mean'))}{interval(other, percent)}"
-                if other
-                else ""
-            )
-            cards.append(
-                {
-                    "name": f"final accuracy, {kind}",
-                    "value": percent(dig(mine, "mean")),
-                    "detail": _joined([interval(mine, percent).strip(), beside]),
-                }
-            )
+            beside = f"{label(run, base)}: {centre(other)}" if other else ""
+            value, _, bounds = centre(mine).partition(" [")
+            spread = f"95 % interval over seeds {bounds.strip(']')}" if bounds else ""
+            detail = "; ".join(part for part in (spread, beside) if part)
+            cards.append({"name": f"final accuracy, {kind}", "value": value, "detail": detail})
     share = number(dig(ours, "kept_share"))
     if share is not None:
         cards.append({"name": "rollouts trained on", "value": f"{share:.0%}", "detail": "of those generated"})
@@ -141,9 +135,12 @@ def _equal_updates_text(check: Mapping[str, Any]) -> str:
         f"{check.get('num_updates', '?')} updates of {check.get('prompts_per_update', '?')} prompts at learning rate "
         f"{check.get('learning_rate', '?')}"
     )
+    if check.get("ok") and check.get("num_updates") is None:
+        return "Equal-update check: no cell is finished yet."
     if check.get("ok"):
         return f"Equal-update check passed: all methods took {what}."
-    return f"Equal-update check FAILED: not all methods took {what}. Compare times and accuracies with care."
+    unequal = "; ".join(map(str, check.get("unequal") or [])) or "Compare with care"
+    return f"Equal-update check FAILED: not all methods took {what}. {unequal}."
 
 
 def statistics_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
@@ -160,15 +157,15 @@ def statistics_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
                 [
                     method["label"], kind.replace("pass_at_k", "pass@k"),
                     str(len(estimate.get("values") or []) or result.get("num_seeds") or DASH),
-                    percent(estimate.get("mean")), interval(estimate, percent).strip(" []") or DASH,
-                    percent(estimate.get("iqm")),
+                    percent(estimate.get("mean")), percent(estimate.get("iqm")),
+                    interval(estimate, percent).strip(" []") or DASH,
                     f"{percent(estimate.get('min'))} - {percent(estimate.get('max'))}",
                     _points(difference), percent(dig(area, "mean")) + interval(area, percent),
                 ]
             )  # fmt: skip
     return table(
         "statistics", f"Final accuracy over seeds, {loss.upper()}",
-        ["method", "accuracy", "seeds", "mean", "95 % interval", "IQM", "range", "paired difference, points",
+        ["method", "accuracy", "seeds", "mean", "IQM", "its 95 % interval", "range", "paired difference, points",
          "area over the baseline's time"],
         rows,
         "IQM: the mean of the middle half. Difference: to the baseline, seed by seed. Area: mean accuracy over the "
@@ -179,6 +176,23 @@ def statistics_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
 def _points(difference: Any) -> str:
     mean = number(dig(difference, "mean"))
     return DASH if mean is None else f"{100 * mean:+.1f}{interval(difference, lambda v: f'{100 * v:+.1f}')}"
+
+
+def aggregate_table(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Over all losses: interquartile means with intervals stratified by loss, and the speed-up of all pairs."""
+    rows = [
+        [
+            method["label"], *(centre(dig(run, "aggregate", method["key"], "final", kind))
+                               for kind in ("greedy", "sampled")),
+            ratio_text(dig(run, "aggregate", method["key"], "speed", "equal_updates")),
+        ]
+        for method in run["methods"]
+        if method["key"] in run["aggregate"]
+    ]  # fmt: skip
+    columns = ["method", "accuracy, greedy", "accuracy, sampled", "speed, equal updates"]
+    return table(
+        "aggregate", "Over all losses", columns, rows, "IQM [95 % interval over seeds, stratified by loss]."
+    )
 
 
 def speed_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
@@ -285,7 +299,7 @@ def reliability_table(run: Mapping[str, Any]) -> dict[str, Any]:
             empty = notes.get("empty_steps", sum(row["trained_rows"] == 0 for row in steps))
             rows.append(
                 [
-                    loss.upper(), method["label"], str(len(seeds)), f"{len(steps):,}", f"{empty:,}",
+                    f"{loss.upper()}: {method['label']}", str(len(seeds)), f"{len(steps):,}", f"{empty:,}",
                     *(percent(notes[key]) if number(notes.get(key)) is not None else "not recorded"
                       for key in ("unscorable", "zero_variance", "top_up")),
                     str(notes["non_finite"]) if "non_finite" in notes else "not recorded",
@@ -293,7 +307,7 @@ def reliability_table(run: Mapping[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
     return table(
         "reliability", "What went wrong, or could not be used",
-        ["loss", "method", "seeds", "steps", "empty steps", "unscorable rollouts", "zero-variance groups",
+        ["loss and method", "seeds", "steps", "empty steps", "unscorable rollouts", "zero-variance groups",
          "rows added back (top-up)", "steps with a figure that is not finite"],
         rows,
     )  # fmt: skip
@@ -307,6 +321,8 @@ def failed_cells(run: Mapping[str, Any]) -> list[str]:
     failed = cells.get("failed") or []
     planned, finished = (cells.get(key, "?") for key in ("planned", "finished"))
     lines = [f"{finished} of {planned} cells are finished, {len(failed)} failed."]
+    if cells.get("not_run"):
+        lines.append(f"{len(cells['not_run'])} cells wait for the method from which they take their G.")
     for cell in failed:
         where = f"{str(cell.get('loss', '?')).upper()}, {label(run, cell.get('method'))}, seed {cell.get('seed', '?')}"
         lines.append(f"Failed: {where}: {cell.get('error', 'no reason recorded')}")

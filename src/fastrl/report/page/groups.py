@@ -32,6 +32,7 @@ class Place:
         start, end: Bytes of the file.
         num_dropped: Rollouts that were not kept.
         has_signal: Whether their advantages differ from 0.
+        num_different: Different rollouts.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Place:
     end: int
     num_dropped: int
     has_signal: bool
+    num_different: int
 
 
 def sample_groups(folder: Path, run: Mapping[str, Any], num: int) -> dict[str, Any]:
@@ -59,9 +61,9 @@ def sample_groups(folder: Path, run: Mapping[str, Any], num: int) -> dict[str, A
         return {"groups": [], "notes": [reason if num else "Groups were left out (--groups 0)."]}
     groups: list[dict[str, Any]] = []
     notes: list[str] = []
-    shown = files[:num]
+    shown = [files[round(i)] for i in np.linspace(0, len(files) - 1, min(num, len(files)))]
     if len(files) > len(shown):
-        notes.append(f"{len(files)} records were found; groups of the first {len(shown)} are shown.")
+        notes.append(f"{len(files)} records were found; groups of {len(shown)} of them are shown.")
     for file, share in zip(shown, _shares(num, len(shown)), strict=True):
         try:
             groups += _of_file(file, folder, run, share, notes)
@@ -114,19 +116,20 @@ def index(file: Path) -> list[Place]:
                     Place(
                         step=row[0], group=row[1], start=start, end=position,
                         num_dropped=sum(not r[3] for r in rows), has_signal=any(r[4] for r in rows),
+                        num_different=len({r[5] for r in rows}),
                     )
                 )  # fmt: skip
                 rows, start = [], position
     return places
 
 
-def _light(line: bytes) -> tuple[int, int, int, bool, bool] | None:
-    """(step, group, rollouts of the group, kept, has an advantage) of a record."""
+def _light(line: bytes) -> tuple[int, int, int, bool, bool, int] | None:
+    """(step, group, rollouts of the group, kept, has an advantage, a hash of the tokens) of a record."""
     try:
         record = json.loads(line)
         return (
             int(record["step"]), int(record["group"]), int(record["num_rollouts"]), bool(record["keep"]),
-            bool(record["advantage"]),
+            bool(record["advantage"]), hash(tuple(record["tokens"])),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         return None
@@ -143,11 +146,13 @@ def choose(places: Sequence[Place], num: int) -> list[Place]:
     chosen = sorted({round(x) for x in np.linspace(0, len(steps) - 1, min(num, len(steps)))})
     picked = []
     for step, share in zip((steps[i] for i in chosen), _shares(num, len(chosen)), strict=True):
-        ranked = sorted(
-            by_step[step], key=lambda p: (not (p.has_signal and p.num_dropped), not p.num_dropped)
-        )
+        ranked = sorted(by_step[step], key=_rank)
         picked += sorted(ranked[:share], key=lambda place: place.group)
     return picked
+
+
+def _rank(place: Place) -> tuple[bool, bool, int]:
+    return not (place.has_signal and place.num_dropped), not place.num_dropped, -place.num_different
 
 
 def _read(file: Path, places: Iterable[Place]) -> Iterable[list[dict[str, Any]]]:

@@ -127,10 +127,17 @@ def is_finished(folder: Path) -> bool:
 
 
 def cells_are_done(cells: Mapping[str, Any] | None) -> bool:
-    """Whether every planned cell of a comparison is finished or failed. Without a count nothing is known: False."""
+    """Whether every planned cell of a comparison is finished or failed, or waits for one that failed.
+
+    Without a count nothing is known: False.
+    """
     if not cells or cells.get("planned") is None:
         return False
-    return int(cells.get("finished") or 0) + len(cells.get("failed") or []) >= int(cells["planned"])
+    failed = cells.get("failed") or []
+    broken = {(str(cell.get("loss")), str(cell.get("seed"))) for cell in failed}
+    waiting = [(str(loss), str(seed)) for loss, _, seed in cells.get("not_run") or []]
+    lost = sum(place in broken for place in waiting)
+    return int(cells.get("finished") or 0) + len(failed) + lost >= int(cells["planned"])
 
 
 def number(value: Any) -> float | None:

@@ -28,7 +28,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     problems: list[str] = []
     settings, summary = _settings(folder), read_json(folder / "summary.json")
     seed = str(summary.get("seed", settings.get("seed", "")))
-    loss = str(settings.get("loss_type", "grpo"))
+    loss = _loss(settings)
     logged = {path.parent.name: read_lines(path, problems) for path in _metrics(folder)}
     steps = {key: [step_row(row) for row in rows] for key, rows in logged.items()}
     evaluations = {
@@ -52,6 +52,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "losses": [loss],
         "methods": methods,
         "cells": None,
+        "aggregate": {},
         "equal_updates": [_equal_updates(loss, steps, settings)] if len(steps) > 1 else [],
         "tables": {loss: tables},
         "steps": {loss: {key: {seed: rows} for key, rows in steps.items()}},
@@ -72,6 +73,14 @@ def _settings(folder: Path) -> dict[str, Any]:
             f"{path}: not YAML ({error}). fastrl train writes it, so it was changed: restore it."
         ) from error
     return content if isinstance(content, dict) else {}
+
+
+def _loss(settings: Mapping[str, Any]) -> str:
+    """The algorithm by its name where the recipe gives one; sequence-level ratios make GSPO of any loss."""
+    is_gspo = settings.get("importance_sampling_level") == "sequence"
+    return str(
+        settings.get("algorithm") or ("gspo" if is_gspo else settings.get("loss_type", "grpo"))
+    ).lower()
 
 
 def _metrics(folder: Path) -> list[Path]:

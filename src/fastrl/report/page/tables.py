@@ -47,7 +47,7 @@ def losses_table(run: Mapping[str, Any]) -> dict[str, Any]:
             pairs = {data: _pair(data, loss) for data in ("Geo3K, 7B", "GeoQA, 7B")}
             rows.append(
                 [
-                    loss.upper(), label(run, key), final(result, "greedy"), final(result, "sampled"),
+                    f"{loss.upper()}: {label(run, key)}", final(result, "greedy"), final(result, "sampled"),
                     seconds(dig(result, "train_s", "mean")), speed(result, "equal_updates"),
                     speed(result, "to_final_greedy"),
                     *(cell for pair in pairs.values() for cell in _published_side(pair, side)),
@@ -62,7 +62,7 @@ def losses_table(run: Mapping[str, Any]) -> dict[str, Any]:
     )
     return table(
         "losses", "Each loss without and with FastRL (the layout of the paper's Tables 1 and 2)",
-        ["loss", "method", "accuracy, greedy", "accuracy, sampled", _time_name(run), "speed, equal updates",
+        ["loss and method", "accuracy, greedy", "accuracy, sampled", _time_name(run), "speed, equal updates",
          "speed, to the final accuracy", *theirs],
         rows, f"Also published, GRPO with Qwen3-VL-8B: {others}.",
     )  # fmt: skip
@@ -127,7 +127,7 @@ def stage_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
             for data in ("Geo3K", "GeoQA")
             for stage in stages
         ]
-        rows.append([method["label"], *(seconds(ours.get(stage), 3) for stage in stages), *theirs])
+        rows.append([method["label"], *(_number(ours.get(stage), 3) for stage in stages), *theirs])
     columns = [(f"{data}: {name}, s", True) for data in ("Geo3K", "GeoQA") for name in names]
     return table(
         "stages", f"Seconds per step by stage, {loss.upper()} (the layout of the paper's Table 7)",
@@ -167,7 +167,7 @@ def tau_table(run: Mapping[str, Any], loss: str, points: Sequence[Mapping[str, A
         rows.append(
             [
                 f"{tau:g}",
-                percent(dig(point, "accuracy", "mean")) + interval(dig(point, "accuracy"), percent),
+                centre(dig(point, "accuracy")),
                 seconds(dig(point, "train_s")),
                 ratio_text(dig(point, "speed")),
                 *(
@@ -205,8 +205,13 @@ def percent(value: Any) -> str:
 
 def seconds(value: Any, digits: int = 1) -> str:
     """Seconds with so many decimals."""
+    text = _number(value, digits)
+    return text if text == DASH else f"{text} s"
+
+
+def _number(value: Any, digits: int) -> str:
     known = number(value)
-    return DASH if known is None else f"{known:,.{digits}f} s"
+    return DASH if known is None else f"{known:,.{digits}f}"
 
 
 def interval(estimate: Any, form: Callable[[Any], str]) -> str:
@@ -218,9 +223,15 @@ def interval(estimate: Any, form: Callable[[Any], str]) -> str:
 
 
 def final(result: Any, kind: str) -> str:
-    """Final accuracy with its interval."""
-    estimate = dig(result, "final", kind)
-    return percent(dig(estimate, "mean")) + interval(estimate, percent)
+    """Final accuracy over seeds with its interval."""
+    return centre(dig(result, "final", kind))
+
+
+def centre(estimate: Any) -> str:
+    """The interquartile mean with its interval over seeds, or, where there is no interval, the mean."""
+    bounds = interval(estimate, percent)
+    iqm = dig(estimate, "iqm")
+    return percent(iqm if bounds and iqm is not None else dig(estimate, "mean")) + bounds
 
 
 def speed(result: Any, rule: str) -> str:

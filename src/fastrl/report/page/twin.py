@@ -198,7 +198,10 @@ def _stages(run: Run) -> list[Block]:
 
 def _statistics(run: Run) -> list[Block]:
     makers = (findings.speed_table, findings.statistics_table, findings.spent_table)
-    return [_table(make(run, loss), "No results yet.") for loss in run["losses"] for make in makers]
+    blocks = [_table(make(run, loss), "No results yet.") for loss in run["losses"] for make in makers]
+    if run["aggregate"]:
+        blocks.insert(0, _table(findings.aggregate_table(run), "No results yet."))
+    return blocks
 
 
 def _reliability(run: Run) -> list[Block]:
