@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastrl.report.page.read import cells_are_done, number, read_json, read_table
-from fastrl.report.page.rows import EVALUATION, STEP
+from fastrl.report.page.read import cells_are_done, number, read_json, read_lines, read_table
+from fastrl.report.page.rows import EVALUATION, STEP, notes_of
 from fastrl.types import ConfigError
 
 FORMAT = 1
@@ -45,7 +45,7 @@ def read_comparison(folder: Path) -> dict[str, Any]:
         "tables": tables,
         "steps": _nested(steps, STEP, methods),
         "evaluations": _nested(evaluations, EVALUATION, methods),
-        "notes": {},
+        "notes": _notes(folder, methods, problems),
         "problems": problems,
     }
 
@@ -79,3 +79,19 @@ def _nested(
         of_seed = of_loss.setdefault(str(row.get("method")), {}).setdefault(str(row.get("seed")), [])
         of_seed.append({name: number(row.get(name)) for name in columns})
     return nested
+
+
+def _notes(
+    folder: Path, methods: Sequence[Mapping[str, Any]], problems: list[str]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """{loss: {method: counts of reliability}} from the logs of the cells, cells/<loss>/<method>-seed<k>/."""
+    keys = {str(method["key"]) for method in methods}
+    logged: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("cells/*/*/metrics.jsonl")):
+        key = path.parent.name.rpartition("-seed")[0]
+        if key in keys:
+            of_loss = logged.setdefault(path.parents[1].name, {})
+            of_loss.setdefault(key, []).extend(read_lines(path, problems))
+    return {
+        loss: {key: notes_of(rows) for key, rows in by_method.items()} for loss, by_method in logged.items()
+    }

@@ -179,14 +179,14 @@ def _series(
                 for seed, found in points.items()
                 if found and with_seeds and len(points) > 1
             ]
-            x, y = ([point[i] for point in means] for i in (0, 1))
+            x, heights = [point[0] for point in means], [point[1] for point in means]
             series.append(
                 {
                     "method": method["key"],
                     "label": method["label"],
                     "look": place,
                     "x": x,
-                    "y": y,
+                    "y": heights,
                     "seeds": seeds,
                 }
             )

@@ -96,10 +96,10 @@ def headline(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
         mine, other = dig(ours, "final", kind), dig(theirs, "final", kind)
         if mine is not None:
             beside = f"{label(run, base)}: {centre(other)}" if other else ""
-            value, _, bounds = centre(mine).partition(" [")
+            text, _, bounds = centre(mine).partition(" [")
             spread = f"95 % interval over seeds {bounds.strip(']')}" if bounds else ""
             detail = "; ".join(part for part in (spread, beside) if part)
-            cards.append({"name": f"final accuracy, {kind}", "value": value, "detail": detail})
+            cards.append({"name": f"final accuracy, {kind}", "value": text, "detail": detail})
     share = number(dig(ours, "kept_share"))
     if share is not None:
         cards.append({"name": "rollouts trained on", "value": f"{share:.0%}", "detail": "of those generated"})
@@ -278,7 +278,7 @@ def equal_updates_table(run: Mapping[str, Any]) -> dict[str, Any]:
         [
             str(check.get("loss", DASH)).upper(), "passed" if check.get("ok") else "FAILED",
             *(str(check.get(key, DASH)) for key in ("num_updates", "prompts_per_update", "learning_rate")),
-            ", ".join(label(run, key) for key in check.get("methods") or []),
+            "; ".join(label(run, key) for key in check.get("methods") or []),
         ]
         for check in run["equal_updates"]
     ]  # fmt: skip
@@ -295,7 +295,7 @@ def reliability_table(run: Mapping[str, Any]) -> dict[str, Any]:
             steps = [row for found in seeds.values() for row in found]
             if not steps:
                 continue
-            notes = dig(run, "notes", method["key"]) or {}
+            notes = dig(run, "notes", loss, method["key"]) or {}
             empty = notes.get("empty_steps", sum(row["trained_rows"] == 0 for row in steps))
             rows.append(
                 [

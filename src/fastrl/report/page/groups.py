@@ -99,7 +99,8 @@ def _of_file(
 def index(file: Path) -> list[Place]:
     """Find whole groups in a file of records, in the order of the file; no rollout is held in memory."""
     places: list[Place] = []
-    position, start, rows = 0, 0, []
+    position, start = 0, 0
+    rows: list[tuple[int, int, int, bool, bool, int]] = []
     with file.open("rb") as lines:
         for line in lines:
             row = _light(line)

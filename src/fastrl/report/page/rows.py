@@ -67,3 +67,24 @@ def mean(values: Sequence[float | None]) -> float | None:
     """Mean of what is there; None of nothing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def notes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a log says on reliability: counts over its steps."""
+
+    def values(key: str) -> list[float]:
+        return [value for row in rows if (value := number(row.get(key))) is not None]
+
+    non_finite = [row.get("step") for row in rows for value in row.values() if _is_non_finite(value)]
+    return {
+        "steps": len(rows),
+        "empty_steps": sum(value > 0 for value in values("fastrl/empty_steps")),
+        "unscorable": mean(values("fastrl/frac_unscorable")),
+        "zero_variance": mean(values("fastrl/frac_zero_variance") or values("frac_reward_zero_std")),
+        "top_up": mean(values("fastrl/top_up/frac")),
+        "non_finite": len(set(non_finite)),
+    }
+
+
+def _is_non_finite(value: Any) -> bool:
+    return isinstance(value, float) and number(value) is None

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fastrl.report.page.read import dig, is_finished, number, read_json, read_lines
-from fastrl.report.page.rows import STAGES, evaluation_rows, mean, step_row, total
+from fastrl.report.page.rows import STAGES, evaluation_rows, mean, notes_of, step_row, total
 from fastrl.types import ConfigError
 
 _LABELS = {"grpo": "stock TRL", "fastrl": "with FastRL"}
@@ -22,8 +22,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
     Returns:
         kind, recipe, settings, versions, seeds, clock, finished, baseline, losses, methods, cells, equal_updates,
-        tables, steps, evaluations (both {loss: {method: {seed: rows}}}), notes (of reliability, per method) and
-        problems.
+        tables, steps, evaluations (both {loss: {method: {seed: rows}}}), notes ({loss: {method: counts}}, of
+        reliability) and problems.
     """
     problems: list[str] = []
     settings, summary = _settings(folder), read_json(folder / "summary.json")
@@ -57,7 +57,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "tables": {loss: tables},
         "steps": {loss: {key: {seed: rows} for key, rows in steps.items()}},
         "evaluations": {loss: {key: {seed: rows} for key, rows in evaluations.items()}},
-        "notes": {key: _notes(rows) for key, rows in logged.items()},
+        "notes": {loss: {key: notes_of(rows) for key, rows in logged.items()}},
         "problems": problems,
     }
 
@@ -171,24 +171,3 @@ def _equal_updates(
         "ok": len(set(counts.values())) == 1,
         "methods": list(counts),
     }
-
-
-def _notes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a log says on reliability: counts over its steps."""
-
-    def values(key: str) -> list[float]:
-        return [value for row in rows if (value := number(row.get(key))) is not None]
-
-    non_finite = [row.get("step") for row in rows for value in row.values() if _is_non_finite(value)]
-    return {
-        "steps": len(rows),
-        "empty_steps": sum(value > 0 for value in values("fastrl/empty_steps")),
-        "unscorable": mean(values("fastrl/frac_unscorable")),
-        "zero_variance": mean(values("fastrl/frac_zero_variance") or values("frac_reward_zero_std")),
-        "top_up": mean(values("fastrl/top_up/frac")),
-        "non_finite": len(set(non_finite)),
-    }
-
-
-def _is_non_finite(value: Any) -> bool:
-    return isinstance(value, float) and number(value) is None

@@ -19,8 +19,10 @@ def table(
     rows: Sequence[Sequence[str]],
     note: str = "",
 ) -> dict[str, Any]:
-    """Build a table; a column given as (name, True) holds published figures."""
+    """Build a table; a column given as (name, True) holds published figures, and goes if it has none."""
     named = [column if isinstance(column, tuple) else (column, False) for column in columns]
+    held = [i for i, (_, theirs) in enumerate(named) if not theirs or any(row[i] != DASH for row in rows)]
+    named, rows = [named[i] for i in held], [[row[i] for i in held] for row in rows]
     return {
         "id": name,
         "caption": caption,
@@ -86,13 +88,13 @@ def ablation_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
         result = dig(run, "tables", loss, method["key"])
         if result is None:
             continue
-        name = published.ablation_name(method["fastrl"], method["trainer"])
+        name = published.ablation_name(method["fastrl"], method["trainer"]) if loss == "grpo" else None
         met.add(name)
         rows.append(
             [method["label"], final(result, "greedy"), final(result, "sampled"), speed(result, "equal_updates"),
              speed(result, "to_final_greedy"), *_published_ablation(name)]
         )  # fmt: skip
-    missing = [name for name in published.ABLATION if name not in met]
+    missing = [name for name in published.ABLATION if name not in met] if rows and loss == "grpo" else []
     rows += [[f"{name} (not run here)", *[DASH] * 4, *_published_ablation(name)] for name in missing]
     return table(
         "ablation", f"Ablations and peers, {loss.upper()} (the layout of the paper's Table 5)",
@@ -159,11 +161,11 @@ def tau_points(run: Mapping[str, Any], loss: str) -> list[dict[str, Any]]:
 
 def tau_table(run: Mapping[str, Any], loss: str, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Table 8 of the paper: accuracy, time and speed against tau."""
-    ours = {point["tau"]: point for point in points}
+    ours, known = {point["tau"]: point for point in points}, published.TAU if loss == "grpo" else {}
     base = published.TAU[0.0]["hours"]
     rows = []
-    for tau in sorted({*ours, *published.TAU}) if ours else []:
-        point, theirs = ours.get(tau), published.TAU.get(tau)
+    for tau in sorted({*ours, *known}) if ours else []:
+        point, theirs = ours.get(tau), known.get(tau)
         rows.append(
             [
                 f"{tau:g}",
