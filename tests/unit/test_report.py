@@ -332,9 +332,11 @@ def test_every_run_has_its_part(read: Reader, page: str):
     assert "No rollouts were recorded: train with fastrl.trace: true" in page, "the comparison has none"
 
 
-def test_the_twin_is_strict_json_and_lies_beside_the_page(run: Path, tmp_path: Path):
-    (run / "grpo" / "metrics.jsonl").open("a").write('{"step": 9, "train_s": NaN, "loss": Infinity}\n')
-    report = Report(runs=[run], out=tmp_path / "deep" / "page.html")
+def test_the_twin_is_strict_json_and_lies_beside_the_page(tmp_path: Path):
+    folder = train_folder(tmp_path / "run")
+    with (folder / "grpo" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 9, "train_s": NaN, "loss": Infinity}\n')
+    report = Report(runs=[folder], out=tmp_path / "deep" / "page.html")
     assert report.write()
     twin = json.loads(report.twin_path.read_text("utf-8"), parse_constant=lambda name: pytest.fail(name))
     rows = tables(twin["parts"][0], "reliability")["What went wrong, or could not be used"]["rows"]

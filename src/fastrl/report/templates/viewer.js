@@ -1,4 +1,9 @@
 "use strict";
+// A page of a run that goes on loads itself again. Not by the browser's own refresh, which behind a link into the page
+// (#part-1-setup) would only go there once more.
+const every = Number(document.body.dataset.every);
+if (every > 0) setTimeout(() => location.reload(), 1000 * every);
+
 // One group at a time, by buttons and keys. Without this script all groups are there, one below the other.
 for (const viewer of document.querySelectorAll(".viewer")) {
   const groups = Array.from(viewer.querySelectorAll(".group"));
