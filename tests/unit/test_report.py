@@ -175,7 +175,7 @@ def test_published_figures_agree_with_each_other():
 
 def test_statistics_and_failures_are_told(compared: dict[str, Any]):
     statistics = tables(compared, "statistics")
-    assert statistics["Over all losses"]["rows"][0][:2] == ["stock TRL", "90.0 % [85.0 % - 95.0 %]"]
+    assert statistics["Over all losses"]["rows"][0][:2] == ["stock TRL", "90.0 % [85.0 - 95.0 %]"]
     accuracies = statistics["Final accuracy over seeds, GRPO"]["rows"]
     assert accuracies[3][:5] == ["FastRL, tau0.2", "greedy", "3", "90.0 %", "90.0 %"]
     assert accuracies[3][-2] == "-1.0 [-2.0 - +1.0]"
@@ -475,7 +475,9 @@ def test_live_writes_when_something_has_changed_until_the_run_is_finished(tmp_pa
     assert report.step() == (False, False)
     (folder / "summary.json").write_text('{"recipe": "made-up", "methods": []}', encoding="utf-8")
     assert report.step() == (True, True)
-    assert "refresh" not in report.out.read_text("utf-8")
+    page = report.out.read_text("utf-8")
+    assert 'http-equiv="refresh"' not in page
+    assert "data-every" not in page
 
 
 def test_following_ends_with_the_run_or_with_ctrl_c(tmp_path: Path):

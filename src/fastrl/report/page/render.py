@@ -3,17 +3,20 @@ own script. All text is escaped; the policy in the page's head allows our style 
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fastrl.report.page.draw import GRID, INK, MARK, draw, swatch
 from fastrl.report.page.read import number
 from fastrl.report.plots import COLOURS
 
+_TOGETHER = re.compile(r"(\[.*?\]|\(.*?\)|[\d.]+(?: %)? - [\d.]+(?: %)?|[\d.]+ [%s])")
+"""What no line of a table breaks: an interval, a remark in brackets, a number with its unit."""
 TEMPLATES = Path(__file__).parents[1] / "templates"
 _DARK = ("#c4c4c4", "#56b4e9", "#ff8a3d", "#2fd0a0", "#e79ac4", "#ffc14d")
 """Of `COLOURS`, in their order, on dark paper."""
@@ -38,6 +41,7 @@ def render(twin: Mapping[str, Any], twin_name: str) -> str:
         "draw": lambda figure, prefix: Markup(draw(figure, prefix)),  # matplotlib escapes its texts
         "swatch": lambda index: Markup(swatch(index)),
         "number": _number,
+        "together": _together,
         "heat": lambda distance: f"d{min(9, int(10 * max(0.0, distance)))}",
     }
     colours = [
@@ -63,6 +67,13 @@ def _policy(style: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _together(text: str) -> Markup:
+    """A cell whose intervals and remarks move to the next line whole."""
+    parts = enumerate(_TOGETHER.split(text))  # every second one is what was searched for
+    whole = Markup('<span class="whole">{}</span>')
+    return Markup("").join(whole.format(part) if place % 2 else escape(part) for place, part in parts)
 
 
 def _number(value: Any) -> str:

@@ -221,7 +221,7 @@ def interval(estimate: Any, form: Callable[[Any], str]) -> str:
     low, high = dig(estimate, "low"), dig(estimate, "high")
     if number(low) is None or number(high) is None:
         return ""
-    return f" [{form(low)} - {form(high)}]"
+    return f" [{form(low).removesuffix(' %')} - {form(high)}]"
 
 
 def final(result: Any, kind: str) -> str:
