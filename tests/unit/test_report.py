@@ -389,6 +389,7 @@ def test_an_unfinished_run_is_drawn_up_to_its_last_whole_line(tmp_path: Path):
     assert figures(part, "budget")[0]["series"][1]["x"] == list(range(1, 9))
     assert blocks(part, "reliability", "lines")[0]["lines"] == [], "a last half line is no fault"
     assert "speed-up to as many updates" not in json.dumps(blocks(part, "headline", "cards"))
+    assert "FAILED" not in json.dumps(part), "no two methods are done: nothing can be unequal yet"
 
 
 def test_a_bad_line_in_the_middle_is_counted(tmp_path: Path):
@@ -415,6 +416,16 @@ def test_a_comparison_with_little_in_it_says_what_is_missing(tmp_path: Path):
     assert "steps.parquet could not be read" in page
     assert "evaluations.parquet is not there" in page
     assert "no evaluation was recorded" in page
+
+
+def test_a_comparison_that_has_just_begun_is_a_page(tmp_path: Path):
+    (tmp_path / "out" / "cells").mkdir(parents=True)
+    report = Report(runs=[tmp_path / "out"], out=tmp_path / "page.html", every=5)
+    assert report.step() == (True, False)
+    twin = json.loads(report.twin_path.read_text("utf-8"))
+    assert all(section["blocks"] for section in twin["parts"][0]["sections"])
+    assert "Nothing was written yet." in report.out.read_text("utf-8")
+    assert report.step() == (False, False)
 
 
 def test_reliability_of_a_comparison_is_read_from_the_logs_of_its_cells(tmp_path: Path):

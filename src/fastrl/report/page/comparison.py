@@ -14,11 +14,13 @@ FORMAT = 1
 def read_comparison(folder: Path) -> dict[str, Any]:
     """Read a comparison, finished or not; the result is that of `run_folder.read_run`.
 
+    One that has not written its compare.json yet, which comes with its first minute, has no method and no loss.
+
     Raises:
         ConfigError: a format that this version does not know.
     """
     content = read_json(folder / "compare.json")
-    if content.get("format") != FORMAT:
+    if content and content.get("format") != FORMAT:
         raise ConfigError(
             f"{folder / 'compare.json'}: format {content.get('format')!r}, this FastRL reads {FORMAT}. Use the version "
             "that wrote it, or compare again."

@@ -26,7 +26,7 @@ def kind_of(folder: Path) -> str:
             f"{folder}: no such folder. A RUN is the output folder of fastrl train or fastrl compare, finished or "
             "not; give its path."
         )
-    if (folder / "compare.json").is_file():
+    if (folder / "compare.json").is_file() or (folder / "cells").is_dir():
         return "compare"
     if (folder / "recipe.yaml").is_file() or (folder / "summary.json").is_file():
         return "train"

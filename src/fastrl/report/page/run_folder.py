@@ -53,7 +53,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "methods": methods,
         "cells": None,
         "aggregate": {},
-        "equal_updates": [_equal_updates(loss, steps, settings)] if len(steps) > 1 else [],
+        "equal_updates": [_equal_updates(loss, steps, settings)] if len(steps) > 1 and summary else [],
         "tables": {loss: tables},
         "steps": {loss: {key: {seed: rows} for key, rows in steps.items()}},
         "evaluations": {loss: {key: {seed: rows} for key, rows in evaluations.items()}},

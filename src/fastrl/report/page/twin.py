@@ -101,7 +101,7 @@ def _part(place: int, folder: Path, num_groups: int) -> dict[str, Any]:
 
 
 def _section(name: str, title: str, blocks: list[Block]) -> dict[str, Any]:
-    return {"id": name, "title": title, "blocks": blocks}
+    return {"id": name, "title": title, "blocks": blocks or [_text("Nothing was written yet.")]}
 
 
 def _table(content: dict[str, Any], missing: str) -> Block:
@@ -206,7 +206,7 @@ def _statistics(run: Run) -> list[Block]:
 
 def _reliability(run: Run) -> list[Block]:
     return [
-        _table(findings.equal_updates_table(run), "It needs two methods, and there are none yet."),
+        _table(findings.equal_updates_table(run), "It needs two finished methods, and there are none yet."),
         _table(findings.reliability_table(run), "No step was recorded."),
         {"kind": "lines", "lines": [*findings.failed_cells(run), *run["problems"]]},
     ]
