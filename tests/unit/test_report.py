@@ -188,7 +188,7 @@ def test_statistics_and_failures_are_told(compared: dict[str, Any]):
 def test_a_run_is_told_like_a_comparison_of_one_seed(run: Path):
     part = build_twin([run])["parts"][0]
     cards = blocks(part, "headline", "cards")[0]
-    assert {card["name"]: card["value"] for card in cards["cards"]}["speed-up to as many updates"] == "2.00x"
+    assert {card["name"]: card["value"] for card in cards["cards"]}["speed-up for equal updates"] == "2.00x"
     assert any("anecdote" in line for line in blocks(part, "headline", "lines")[0]["lines"])
     setup = dict(row for row in tables(part, "setup").popitem()[1]["rows"])
     assert setup["hardware"] == "A <CPU> & more, 2 logical CPUs, no accelerator, Linux x86_64"
@@ -388,7 +388,7 @@ def test_an_unfinished_run_is_drawn_up_to_its_last_whole_line(tmp_path: Path):
     assert not part["finished"]
     assert figures(part, "budget")[0]["series"][1]["x"] == list(range(1, 9))
     assert blocks(part, "reliability", "lines")[0]["lines"] == [], "a last half line is no fault"
-    assert "speed-up to as many updates" not in json.dumps(blocks(part, "headline", "cards"))
+    assert "speed-up for equal updates" not in json.dumps(blocks(part, "headline", "cards"))
     assert "FAILED" not in json.dumps(part), "no two methods are done: nothing can be unequal yet"
 
 

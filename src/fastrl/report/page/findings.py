@@ -80,7 +80,7 @@ def headline(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
     key, base = fastrl_key(run), run["baseline"]
     ours, theirs = dig(run, "tables", loss, key or ""), dig(run, "tables", loss, base or "")
     cards, name = [], label(run, key)
-    rules = (("to_final_greedy", "to the baseline's final accuracy"), ("equal_updates", "to as many updates"))
+    rules = (("to_final_greedy", "to the baseline's final accuracy"), ("equal_updates", "for equal updates"))
     for rule, what in rules:
         ratio = dig(ours, "speed", rule)
         if ratio is not None:
@@ -118,7 +118,8 @@ def _caveats(run: Mapping[str, Any], loss: str, key: str | None) -> list[str]:
     found = []
     num = number(dig(run, "tables", loss, key or "", "num_seeds"))
     if num is not None and num < 3:
-        found.append("One seed is an anecdote: differences between seeds are as large as many effects.")
+        who = "One seed is" if num < 2 else "Two seeds are"
+        found.append(f"{who} an anecdote: differences between seeds are as large as many effects.")
     if not run["finished"]:
         found.append("The run is not finished: figures will change.")
     for check in run["equal_updates"]:
@@ -132,8 +133,8 @@ def _caveats(run: Mapping[str, Any], loss: str, key: str | None) -> list[str]:
 
 def _equal_updates_text(check: Mapping[str, Any]) -> str:
     what = (
-        f"{check.get('num_updates', '?')} updates of {check.get('prompts_per_update', '?')} prompts at learning rate "
-        f"{check.get('learning_rate', '?')}"
+        f"{_plain(check.get('num_updates'))} updates of {_plain(check.get('prompts_per_update'))} prompts at learning "
+        f"rate {_plain(check.get('learning_rate'))}"
     )
     if check.get("ok") and check.get("num_updates") is None:
         return "Equal-update check: no cell is finished yet."
@@ -141,6 +142,11 @@ def _equal_updates_text(check: Mapping[str, Any]) -> str:
         return f"Equal-update check passed: all methods took {what}."
     unequal = "; ".join(map(str, check.get("unequal") or [])) or "Compare with care"
     return f"Equal-update check FAILED: not all methods took {what}. {unequal}."
+
+
+def _plain(value: Any) -> str:
+    known = number(value)
+    return DASH if known is None else f"{known:g}"
 
 
 def statistics_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
@@ -277,7 +283,7 @@ def equal_updates_table(run: Mapping[str, Any]) -> dict[str, Any]:
     rows = [
         [
             str(check.get("loss", DASH)).upper(), "passed" if check.get("ok") else "FAILED",
-            *(str(check.get(key, DASH)) for key in ("num_updates", "prompts_per_update", "learning_rate")),
+            *(_plain(check.get(key)) for key in ("num_updates", "prompts_per_update", "learning_rate")),
             "; ".join(label(run, key) for key in check.get("methods") or []),
         ]
         for check in run["equal_updates"]

@@ -143,7 +143,7 @@ def _headline(run: Run) -> list[Block]:
         if run["kind"] == "compare":
             titles = {
                 "to_final_greedy": "Speed-up to the baseline's final accuracy, greedy",
-                "equal_updates": "Speed-up to as many updates",
+                "equal_updates": "Speed-up for equal updates",
             }
             drawn = [figures.intervals(run, loss, rule, title) for rule, title in titles.items()]
             blocks += _figures(drawn, "no ratio yet.", legend=False)
