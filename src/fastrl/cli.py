@@ -28,11 +28,10 @@ EXTRAS = {
             "tokenizers",
             "PIL",
             "math_verify",
-            "jinja2",
         ),
         "trl",
     ),
-    **dict.fromkeys(("matplotlib", "pyarrow"), "report"),
+    **dict.fromkeys(("matplotlib", "pyarrow", "jinja2", "markupsafe"), "report"),
 }
 
 app = tyro.extras.SubcommandApp()
@@ -43,6 +42,7 @@ app.command(name="eval")(training.evaluate)
 app.command(setup.data)
 app.command(insight.simulate)
 app.command(insight.diagnose)
+app.command(insight.report)
 app.command(setup.config)
 app.command(setup.doctor)
 

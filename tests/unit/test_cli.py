@@ -33,6 +33,7 @@ COMMANDS = {
         "--settings", "--model", "--data", "--gram", "--prompts", "--rollouts", "--problems", "--share", "--parameters",
         "--coordinates", "--ngram", "--seed", "--out",
     },
+    "report": {"--out", "--groups", "--live", "--every"},
     "config": {"--check", "--print-defaults", "--no-print-defaults"},
     "doctor": {"--recipe"},
 }  # fmt: skip

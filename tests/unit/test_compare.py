@@ -102,7 +102,7 @@ def without_machine(result: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_tables_hold_what_the_runs_were(made_up: MadeUp, recipe: Recipe, tmp_path: Path):
     result = compare.compare(matrix(recipe), out=tmp_path)
-    assert result["cells"] == {"planned": 24, "finished": 24, "failed": [], "not_run": []}
+    assert result["cells"] == {"planned": 24, "finished": 24, "failed": [], "not_run": [], "ended": True}
     row = result["tables"]["dapo"]["unbiased"]
     assert row["num_seeds"] == 3
     assert row["final"]["greedy"]["values"] == pytest.approx([(0.7 + 0.9 + 0.9) / 3] * 3)
@@ -193,7 +193,7 @@ def test_a_cell_that_fails_loses_no_other(made_up: MadeUp, recipe: Recipe, tmp_p
     made_up.trained.clear()
     again = compare.compare(matrix(recipe), out=tmp_path)
     assert sorted(made_up.trained) == [("grpo", "fastrl", 1), ("grpo", "fixed_g", 0), ("grpo", "unbiased", 0)]
-    assert again["cells"] == {"planned": 24, "finished": 24, "failed": [], "not_run": []}
+    assert again["cells"] == {"planned": 24, "finished": 24, "failed": [], "not_run": [], "ended": True}
     assert not list(tmp_path.rglob("*.failed.txt"))
 
 

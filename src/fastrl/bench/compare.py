@@ -108,7 +108,8 @@ def compare(
         say: Told about every cell as it is done or fails: (cell, cells finished or failed, cells in all).
 
     Returns:
-        The content of compare.json: recipe, settings, versions, methods, cells {planned, finished, failed},
+        The content of compare.json: recipe, settings, versions, methods,
+        cells {planned, finished, failed, not_run, ended},
         equal_updates, and `tables` and `aggregate` of `fastrl.bench.comparison.tables`.
 
     Raises:
@@ -135,7 +136,7 @@ def compare(
     train_all([cell for cell in cells if cell.like is None], jobs=jobs, recipe=matrix.recipe, note=note)
     followers = [_followed(cell, out) for cell in cells if cell.like is not None]
     train_all([cell for cell in followers if cell is not None], jobs=jobs, recipe=matrix.recipe, note=note)
-    result = _write(matrix, out, cells, done, started)
+    result = _write(matrix, out, cells, done, started, ended=True)
     check_done(result["equal_updates"])
     return result
 
@@ -178,6 +179,8 @@ def _write(
     cells: Sequence[Train],
     done: dict[tuple[str, str, int], Done],
     started: dict[str, Any],
+    *,
+    ended: bool = False,
 ) -> dict[str, Any]:
     finished = {cell.key: json.loads(cell.path.read_text("utf-8")) for cell in cells if cell.path.exists()}
     errors = {key: result.error for key, result in done.items() if result.error is not None}
@@ -210,6 +213,7 @@ def _write(
                 for (loss, method, seed), error in errors.items()
             ],
             "not_run": sorted(map(list, waiting_for - set(errors))),
+            "ended": ended,
         },
         **tables(matrix, finished),
     }

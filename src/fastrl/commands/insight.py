@@ -1,7 +1,7 @@
 """Commands that look at rollouts and runs, without training."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -149,6 +149,33 @@ def diagnose(
     console.print(diagnosis_table(result))
     files = draw_diagnosis(result, out / "diagnosis")
     console.print(f"figure: {files[-1]}", highlight=False, markup=False, soft_wrap=True)
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html"),
+    groups: int = 12,
+    live: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    every: float = 10.0,
+) -> None:
+    """One page on runs, finished or not, that opens offline: curves, tables, statistics, and groups of rollouts.
+
+    Args:
+        runs: Output folders of fastrl train or fastrl compare; each becomes a part of the page.
+        out: The page, .html; everything on it lies beside it as .json.
+        groups: Groups of rollouts to show of each run (it was trained with fastrl.trace: true); 0 = none.
+        live: Write it again whenever a file of the runs has changed, until they are finished or Ctrl-C.
+        every: Seconds between two looks of --live, and after which the page loads itself again.
+    """
+    from fastrl.report.page.live import Report, follow
+
+    page = Report(runs=runs, out=out, num_groups=groups, every=every if live else None)
+    if live:
+        follow(page, lambda line: print(line, flush=True))
+        return
+    page.write()
+    print(f"page: {page.out}\ndata: {page.twin_path}")
 
 
 def _named(paths: tuple[Path, ...]) -> dict[str, Any]:
