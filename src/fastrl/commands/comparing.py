@@ -39,6 +39,7 @@ def compare(
     from fastrl.bench.compare import plan
     from fastrl.bench.recipe import read_recipe
     from fastrl.report.comparison import comparison_markdown, comparison_tables
+    from fastrl.report.comparison_figure import draw_comparison
     from fastrl.report.console import CellProgress
 
     resolved = read_recipe(recipe, [override for group in set for override in group])
@@ -49,6 +50,9 @@ def compare(
     for table in comparison_tables(result):
         console.print(table)
     (out / "tables.md").write_text(comparison_markdown(result), encoding="utf-8")
+    for loss in losses:
+        if result["tables"][loss]:
+            draw_comparison(out, result, loss)
     cells = result["cells"]
     console.print(
         f"{cells['finished']} of {cells['planned']} cells, {len(cells['failed'])} failed: {out}",

@@ -12,7 +12,7 @@ HEADER = (
 
 
 def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
-    """Build one table for each loss of a compare.json, for 80 columns: means, and the speed-ups with intervals."""
+    """Build one table for each loss of a compare.json, for the console: means, and speed-ups with intervals."""
     found = []
     for loss in result["losses"]:
         table = Table(title=f"{result['recipe']}, {loss}", title_justify="left")
