@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrl.bench.recipe import OWN_KEYS, Recipe
+from fastrl.bench.settings import ALL_ROLLOUTS
 from fastrl.bench.training import Method
 from fastrl.config import FastRLConfig, did_you_mean, parse_yaml, read_yaml
 from fastrl.types import ConfigError
@@ -48,10 +49,9 @@ class Entry:
     is_recipe: bool = False
 
 
-_UNPRUNED = {"pruner": "none", "budget": "fixed"}
 METHODS: dict[str, Entry] = {
     "grpo": Entry(label="stock TRL", fastrl=None),
-    "shared": Entry(label="nothing pruned, prompts shared", fastrl=_UNPRUNED),
+    "shared": Entry(label="nothing pruned, prompts shared", fastrl=ALL_ROLLOUTS),
     "fastrl": Entry(label="FastRL (the recipe's setting)", is_recipe=True),
     "unbiased": Entry(
         label="unbiased + discovery",
@@ -81,7 +81,13 @@ METHODS: dict[str, Entry] = {
     ),
     "dapo_dynamic": Entry(
         label="DAPO's dynamic sampling",
-        fastrl={**_UNPRUNED, "refill": "signal", "max_refills": 9, "denominator": "live"},
+        fastrl={
+            "pruner": "none",
+            "budget": "fixed",
+            "refill": "signal",
+            "max_refills": 9,
+            "denominator": "live",
+        },
     ),
     **{
         f"random{pruned}": Entry(
@@ -91,9 +97,9 @@ METHODS: dict[str, Entry] = {
         for pruned in (25, 50, 75)
     },
     "advantage_only": Entry(label="advantage-only", fastrl={"pruner": "advantage_only", "budget": "fixed"}),
-    "2grpo": Entry(label="2-GRPO", fastrl=_UNPRUNED, num_rollouts=2),
-    "fixed_g4": Entry(label="fixed G = 4", fastrl=_UNPRUNED, num_rollouts=4),
-    "fixed_g": Entry(label="fixed G = mean G_t of unbiased", fastrl=_UNPRUNED, like="unbiased"),
+    "2grpo": Entry(label="2-GRPO", fastrl=ALL_ROLLOUTS, num_rollouts=2),
+    "fixed_g4": Entry(label="fixed G = 4", fastrl=ALL_ROLLOUTS, num_rollouts=4),
+    "fixed_g": Entry(label="fixed G = mean G_t of unbiased", fastrl=ALL_ROLLOUTS, like="unbiased"),
 }
 
 
