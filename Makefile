@@ -120,6 +120,9 @@ STUDY_OPTIONS ?= --seeds 5 --jobs 2 --clock processor
 study: $(READY)         ## every method x loss x seed on both problem sets, and one page of it (hours on two cores)
 	$(BIN)/fastrl compare recipes/testbed/study.yaml --methods $(STUDY_METHODS) --losses grpo dapo gspo $(STUDY_OPTIONS) --out runs/study/short
 	$(BIN)/fastrl compare recipes/testbed/study_long.yaml --methods $(STUDY_METHODS) --losses grpo dapo gspo $(STUDY_OPTIONS) --out runs/study/long
+	@# tau 0.8 and the baseline are there already: the same runs, the same seconds.
+	for set in short long; do mkdir -p runs/study/$$set-tau/cells/grpo; \
+		cp runs/study/$$set/cells/grpo/grpo-seed*.json runs/study/$$set/cells/grpo/fastrl-seed*.json runs/study/$$set-tau/cells/grpo; done
 	$(BIN)/fastrl compare recipes/testbed/study.yaml --methods $(STUDY_TAU) $(STUDY_OPTIONS) --out runs/study/short-tau
 	$(BIN)/fastrl compare recipes/testbed/study_long.yaml --methods $(STUDY_TAU) $(STUDY_OPTIONS) --out runs/study/long-tau
 	$(BIN)/fastrl diagnose --out runs/study/diagnose-short

@@ -197,6 +197,16 @@ def test_a_cell_that_fails_loses_no_other(made_up: MadeUp, recipe: Recipe, tmp_p
     assert not list(tmp_path.rglob("*.failed.txt"))
 
 
+def test_the_order_within_a_seed_is_drawn_and_repeats(made_up: MadeUp, recipe: Recipe, tmp_path: Path):
+    for folder in ("one", "other"):
+        compare.compare(matrix(recipe, methods=METHODS[:3]), out=tmp_path / folder)
+    one, other = made_up.trained[:18], made_up.trained[18:]
+    assert one == other
+    assert [seed for _, _, seed in one] == sorted(seed for _, _, seed in one), "seeds stay outside"
+    orders = {tuple((loss, method) for loss, method, of in one if of == seed) for seed in range(3)}
+    assert len(orders) == 3
+
+
 def test_seeds_can_be_added(made_up: MadeUp, recipe: Recipe, tmp_path: Path):
     compare.compare(matrix(recipe, num_seeds=2), out=tmp_path)
     made_up.trained.clear()

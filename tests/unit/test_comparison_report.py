@@ -65,8 +65,8 @@ def test_the_markdown_says_what_was_measured(result: dict[str, Any]):
     assert "processor seconds" in text
 
 
-def test_the_console_table_is_not_cut(result: dict[str, Any]):
-    console = Console(width=100, record=True, file=io.StringIO())
+def test_the_console_table_fits_80_columns(result: dict[str, Any]):
+    console = Console(width=80, record=True, file=io.StringIO())
     for table in comparison_tables(result):
         console.print(table)
     text = console.export_text()

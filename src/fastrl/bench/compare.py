@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastrl.bench.catalogue import LOSSES, like, resolve, with_rollouts
 from fastrl.bench.cells import cell_path, check_cell
 from fastrl.bench.comparison import tables
@@ -147,20 +149,27 @@ def with_loss(recipe: Recipe, loss: str) -> Recipe:
 
 
 def _cells(matrix: Matrix, out: Path) -> list[Train]:
-    """All cells; seeds outside, so that a drift of the machine falls on all methods alike."""
-    return [
-        Train(
-            folder=out / "cells" / loss,
-            loss=loss,
-            recipe=with_loss(matrix.recipe, loss),
-            method=method,
-            seed=seed,
-            like=like(method),
-        )
-        for seed in matrix.seeds
-        for loss in matrix.losses
-        for method in matrix.methods
-    ]
+    """All cells; seeds outside, so that a drift of the machine falls on all methods alike.
+
+    Within a seed the order is drawn: the same neighbours in time, or on the other core, in every seed would favour
+    the same methods.
+    """
+    cells = []
+    for seed in matrix.seeds:
+        of_seed = [
+            Train(
+                folder=out / "cells" / loss,
+                loss=loss,
+                recipe=with_loss(matrix.recipe, loss),
+                method=method,
+                seed=seed,
+                like=like(method),
+            )
+            for loss in matrix.losses
+            for method in matrix.methods
+        ]
+        cells += [of_seed[i] for i in np.random.default_rng(seed).permutation(len(of_seed))]
+    return cells
 
 
 def _followed(cell: Train, out: Path) -> Train | None:

@@ -52,11 +52,12 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A cell that has ended: `content` of its file, or the `error` that ended it."""
+    """A cell that has ended: `content` of its file, or the `error` that ended it; `is_old`: it was there before."""
 
     cell: Train
     content: dict[str, Any] | None = None
     error: str | None = None
+    is_old: bool = False
 
 
 def train_all(cells: Sequence[Train], *, jobs: int, recipe: Recipe, note: Callable[[Done], None]) -> None:
@@ -71,7 +72,7 @@ def train_all(cells: Sequence[Train], *, jobs: int, recipe: Recipe, note: Callab
     todo = [cell for cell in cells if not cell.path.exists()]
     for cell in cells:
         if cell.path.exists():
-            note(Done(cell=cell, content=run_cell(cell.folder, cell.recipe, cell.method, seed=cell.seed)))
+            note(Done(cell=cell, content=train_cell(cell), is_old=True))
     if not todo:
         return
     if jobs == 1:

@@ -80,22 +80,19 @@ class RunProgress:
 
 
 class CellProgress:
-    """A line for every cell of a comparison as it ends, with the time that the rest will take."""
+    """A line for every cell that a comparison trains, as it ends, with the time that the rest will take."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._started_at = time.monotonic()
-        self._num_before = 0
+        self._num_trained = 0
 
     def __call__(self, done: Any, num_done: int, num: int) -> None:
         """Take a cell (`fastrl.bench.workers.Done`), the cells that have ended, and all of them."""
-        elapsed_s = time.monotonic() - self._started_at
-        if elapsed_s < 1:  # taken from its file
-            self._num_before = num_done
-        left = ""
-        if num_done > self._num_before:
-            left_s = elapsed_s / (num_done - self._num_before) * (num - num_done)
-            left = f"  about {left_s / 60:.0f} min left"
+        if done.is_old:
+            return
+        self._num_trained += 1
+        left_s = (time.monotonic() - self._started_at) / self._num_trained * (num - num_done)
         loss, method, seed = done.cell.key
         if done.error is not None:
             said = f"failed: {done.error.splitlines()[0]}"
@@ -104,7 +101,7 @@ class CellProgress:
             accuracy = summary["accuracy"]["greedy"]["after"] if summary["accuracy"] else float("nan")
             said = f"{accuracy:.1%} greedy, {summary['train_s']:.1f} s of training"
         self.console.print(
-            f"[{num_done}/{num}] {loss}, {method}, seed {seed}: {said}{left}",
+            f"[{num_done}/{num}] {loss}, {method}, seed {seed}: {said}  about {left_s / 60:.0f} min left",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
 
