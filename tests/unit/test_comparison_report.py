@@ -20,7 +20,14 @@ def speed(ratio: float | None, *, never: int = 0) -> dict[str, Any]:
 
 
 def row(accuracy: float, ratio: float | None, *, is_baseline: bool = False, never: int = 0) -> dict[str, Any]:
-    final = {"mean": accuracy, "min": accuracy - 0.01, "max": accuracy + 0.01}
+    final = {
+        "mean": accuracy,
+        "iqm": accuracy,
+        "low": accuracy - 0.02,
+        "high": accuracy + 0.02,
+        "min": accuracy - 0.01,
+        "max": accuracy + 0.01,
+    }
     difference = {kind: {"mean": -0.012, "low": -0.03, "high": 0.004} for kind in ("greedy", "sampled")}
     return {
         "num_seeds": 3,
@@ -30,6 +37,11 @@ def row(accuracy: float, ratio: float | None, *, is_baseline: bool = False, neve
         "kept_share": 0.25,
         "num_rollouts": 6.5,
         "rows_per_update": 16.0,
+        "area": {"sampled": {"mean": 0.7, "low": None, "high": None}},
+        "entropy_final": 0.0651,
+        "tokens": {"generated": 4000.0, "trained": 1200.0},
+        "stage_s": {"generation": 0.3, "old_ref": 0.1, "update": 0.5, "rest": 0.1},
+        "step_s": 1.0,
     }
 
 
@@ -58,6 +70,7 @@ def test_the_markdown_says_what_was_measured(result: dict[str, Any]):
         "| stock | 90.0% (89.0% - 91.0%) | 90.0% (89.0% - 91.0%) | - | 1 | 1 | 0 of 3 | 25% | 6.5 | 16 |"
         in lines
     )
+    assert "| stock | 90.0% [88.0%, 92.0%] | 70.0% | - | 0.065 | 30% | 30% | 10% | 50% | 1.00 |" in lines
     ours = next(line for line in lines if line.startswith("| ours"))
     assert "| -1.2 [-3.0, +0.4] | 2.00 [1.80, 2.20] | - | 3 of 3 |" in ours
     assert not [line for line in lines if line.startswith("| late")], "it has no cell yet"

@@ -1,6 +1,6 @@
 """The tables of a comparison, on the console and as markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,6 +9,10 @@ from rich.table import Table
 HEADER = (
     "method", "accuracy, sampled", "accuracy, greedy", "difference, sampled [95 %]", "speed-up, equal updates [95 %]",
     "to the final accuracy, sampled [95 %]", "never", "kept", "G_t", "rows / update",
+)  # fmt: skip
+HEADER_MORE = (
+    "method", "IQM, sampled [95 %]", "area, sampled [95 %]", "pass@k", "entropy at the end",
+    "tokens trained / generated", "generation", "old and reference", "update", "s / update",
 )  # fmt: skip
 
 
@@ -48,8 +52,8 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
     parts = []
     for loss in result["losses"]:
         parts.append(f"**{loss}**\n")
-        lines = [HEADER, ("---",) * len(HEADER), *_rows(result, loss)]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
+        parts.append(_markdown_table(HEADER, _rows(result, loss, _row)))
+        parts.append(_markdown_table(HEADER_MORE, _rows(result, loss, _row_more)))
     return "\n".join([*parts, legend(result)]) + "\n"
 
 
@@ -68,14 +72,23 @@ def legend(result: Mapping[str, Any]) -> str:
         f"{result['num_seeds']} seeds; accuracies are the mean of a run's last three evaluations, their mean over "
         f"seeds and their range. Compared with {labels[result['baseline']]}, paired by seed; intervals by an expanded "
         f"bootstrap over seeds. Time: {clock}; evaluations are not counted. Never: seeds that did not reach the "
-        f"baseline's final accuracy, left out of that ratio. Equal updates: {checks}."
+        f"baseline's final accuracy, left out of that ratio. Area: the mean accuracy over the baseline's training "
+        f"time. Entropy: of the rollouts that are trained on, so methods that prune show another sample. Generation, "
+        f"old and reference log-probs, update: shares of the training time. Equal updates: {checks}."
     )
 
 
-def _rows(result: Mapping[str, Any], loss: str) -> list[Sequence[str]]:
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _rows(
+    result: Mapping[str, Any], loss: str, row: Callable[[str, Mapping[str, Any]], Sequence[str]]
+) -> list[Sequence[str]]:
     table = result["tables"][loss]
     return [
-        _row(method["label"], table[method["key"]]) for method in result["methods"] if method["key"] in table
+        row(method["label"], table[method["key"]]) for method in result["methods"] if method["key"] in table
     ]
 
 
@@ -95,6 +108,22 @@ def _row(label: str, row: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
+def _row_more(label: str, row: Mapping[str, Any]) -> Sequence[str]:
+    """Where the time goes, and what the main table has no room for."""
+    pass_at_k, tokens, stages = row["final"].get("pass_at_k"), row["tokens"], row["stage_s"]
+    total = sum(stages.values())
+    return (
+        label,
+        _interval(row["final"]["sampled"], "iqm"),
+        _interval(row["area"]["sampled"], "mean"),
+        "-" if pass_at_k is None else f"{pass_at_k['mean']:.1%}",
+        "-" if row["entropy_final"] is None else f"{row['entropy_final']:.3f}",
+        f"{tokens['trained'] / tokens['generated']:.0%}",
+        *(f"{stages[stage] / total:.0%}" for stage in ("generation", "old_ref", "update")),
+        f"{row['step_s']:.2f}",
+    )
+
+
 def ratio(speed: Mapping[str, Any]) -> str:
     """A speed-up with its interval."""
     if speed["ratio"] is None:
@@ -105,6 +134,12 @@ def ratio(speed: Mapping[str, Any]) -> str:
 
 def _accuracy(final: Mapping[str, Any]) -> str:
     return f"{final['mean']:.1%} ({final['min']:.1%} - {final['max']:.1%})"
+
+
+def _interval(value: Mapping[str, Any], middle: str) -> str:
+    if value["low"] is None:
+        return f"{value[middle]:.1%}"
+    return f"{value[middle]:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
 
 
 def _points(difference: Mapping[str, Any] | None) -> str:
