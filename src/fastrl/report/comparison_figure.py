@@ -84,5 +84,5 @@ def _speed(axes: Axes, methods: Sequence[Mapping[str, Any]], table: Mapping[str,
     axes.grid(axis="y", visible=False)
     axes.set(
         title=f"Speed-up over {methods[0]['label']}",
-        xlabel="ratio of times, 95 % interval over seeds\n(dot: equal updates; ring: to its final accuracy)",
+        xlabel="ratio of times, 95 % over seeds\n(dot: equal updates;\nring: to its final accuracy)",
     )
