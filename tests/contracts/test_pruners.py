@@ -208,3 +208,22 @@ def test_degenerate_groups_are_no_accident(name, rewards, tokens):
         is_flat = len({r for r in rewards if r == r}) < 2
         expected = group.scorable_G.any() and not (is_flat and zero_variance == "drop")
         assert chosen.keep_G.any() == expected  # also under CPPO: of one group, the largest |A| is its own
+
+
+@pytest.mark.parametrize("name", ["leverage", "logdet"])
+@pytest.mark.parametrize("power", [-1000, -520, 500])
+def test_the_size_of_the_advantages_changes_nothing(name, power):
+    rewards = np.array([0.0, 1.0, 1.0, 0.5])
+    tokens = [[0, 1], [1, 2], [1, 2, 3], []]
+    results = []
+    for factor in (1.0, 2.0**power):
+        group = Group(
+            prompt_id="q",
+            tokens_G=tokens,
+            rewards_G=rewards,
+            advantages_G=(rewards - rewards.mean()) * factor,
+        )
+        results.append([prune(config, [group])[0] for config in configs(name)])
+    for chosen, scaled in zip(*results, strict=True):
+        np.testing.assert_array_equal(scaled.keep_G, chosen.keep_G)
+        np.testing.assert_array_equal(scaled.weight_G, chosen.weight_G)

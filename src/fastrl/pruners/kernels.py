@@ -142,13 +142,18 @@ class LeverageSampling:
 
 
 def kernel(group: Group, similarity_GG: np.ndarray, similarity: str) -> np.ndarray:
-    """Return K_ij = A_i A_j a_i a_j sim_ij; a = norms of the sketches relative to their mean square, or 1."""
+    """Return K_ij = A_i A_j a_i a_j sim_ij; a = norms of the sketches relative to their mean square, or 1.
+
+    Up to a factor, which no user of K depends on: the largest A a is brought to [0.5, 1), so that tiny advantages do
+    not vanish when they are squared. The factor is a power of two: nothing is rounded.
+    """
     assert group.advantages_G is not None
     norm_G = np.ones(group.num_rollouts)
     if similarity == "gradient":
         norm_G = np.linalg.norm(np.asarray(group.sketch_G, dtype=np.float64), axis=1)
         norm_G = norm_G / (np.sqrt(np.mean(norm_G**2)) or 1.0)
     scaled_G = group.advantages_G * norm_G
+    scaled_G = np.ldexp(scaled_G, -np.frexp(np.abs(scaled_G).max(initial=0.0))[1])
     return similarity_GG * np.outer(scaled_G, scaled_G)
 
 
