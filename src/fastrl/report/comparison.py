@@ -6,6 +6,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fastrl.report.estimates import percent, points, ratio
+
 HEADER = (
     "method", "accuracy, sampled", "accuracy, greedy", "difference, sampled [95 %]", "speed-up, equal updates [95 %]",
     "to the final accuracy, sampled [95 %]", "never", "kept", "G_t", "rows / update",
@@ -98,7 +100,7 @@ def _row(label: str, row: Mapping[str, Any]) -> Sequence[str]:
     return (
         label,
         *(_accuracy(row["final"][kind]) for kind in ("sampled", "greedy")),
-        "-" if is_baseline else _points(row["difference"].get("sampled")),
+        "-" if is_baseline else points(row["difference"].get("sampled")),
         "1" if is_baseline else ratio(row["speed"]["equal_updates"]),
         "1" if is_baseline else ratio(sampled),
         f"{sampled['num_never']} of {row['num_seeds']}",
@@ -114,8 +116,8 @@ def _row_more(label: str, row: Mapping[str, Any]) -> Sequence[str]:
     total = sum(stages.values())
     return (
         label,
-        _interval(row["final"]["sampled"], "iqm"),
-        _interval(row["area"]["sampled"], "mean"),
+        percent(row["final"]["sampled"], "iqm"),
+        percent(row["area"]["sampled"]),
         "-" if pass_at_k is None else f"{pass_at_k['mean']:.1%}",
         "-" if row["entropy_final"] is None else f"{row['entropy_final']:.3f}",
         f"{tokens['trained'] / tokens['generated']:.0%}",
@@ -124,28 +126,5 @@ def _row_more(label: str, row: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def ratio(speed: Mapping[str, Any]) -> str:
-    """A speed-up with its interval."""
-    if speed["ratio"] is None:
-        return "-"
-    interval = "" if speed["low"] is None else f" [{speed['low']:.2f}, {speed['high']:.2f}]"
-    return f"{speed['ratio']:.2f}{interval}"
-
-
 def _accuracy(final: Mapping[str, Any]) -> str:
     return f"{final['mean']:.1%} ({final['min']:.1%} - {final['max']:.1%})"
-
-
-def _interval(value: Mapping[str, Any], middle: str) -> str:
-    if value["low"] is None:
-        return f"{value[middle]:.1%}"
-    return f"{value[middle]:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
-
-
-def _points(difference: Mapping[str, Any] | None) -> str:
-    if difference is None:
-        return "-"
-    if difference["low"] is None:
-        return f"{100 * difference['mean']:+.1f}"
-    low, high = 100 * difference["low"], 100 * difference["high"]
-    return f"{100 * difference['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -5,6 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+from fastrl.report.estimates import percent, points
+
 
 def evaluation_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Build a table per benchmark of `fastrl.bench.evaluation.evaluate_run`."""
@@ -18,14 +20,14 @@ def evaluation_tables(result: Mapping[str, Any]) -> Iterator[Table]:
         table.add_column("no answer", justify="right")
         table.add_column("in format", justify="right")
         for label, values in models.items():
-            cells = [_accuracy(values.get(measure)) for measure in measures]
+            cells = [percent(values.get(measure)) for measure in measures]
             no_answer = values["kinds"].get("no_answer", 0.0) + values["kinds"].get(
                 "unparsable_prediction", 0.0
             )
             in_format = values.get("in_format")
             table.add_row(label, *cells, f"{no_answer:.1%}", "-" if in_format is None else f"{in_format:.1%}")
         for label, values in found["gain"].items():
-            table.add_row(f"{label} - base", *(_gain(values.get(measure)) for measure in measures), "", "")
+            table.add_row(f"{label} - base", *(points(values.get(measure)) for measure in measures), "", "")
         judged = {label: scores for label, scores in found.get("judged", {}).items() if scores}
         if judged:
             table.caption = "by lmms-eval's judge: " + "; ".join(f"{k} {v}" for k, v in judged.items())
@@ -34,13 +36,3 @@ def evaluation_tables(result: Mapping[str, Any]) -> Iterator[Table]:
 
 def _measures(values: Mapping[str, Any]) -> list[str]:
     return [key for key, value in values.items() if isinstance(value, Mapping) and "mean" in value]
-
-
-def _accuracy(value: Mapping[str, float] | None) -> str:
-    return "-" if value is None else f"{value['mean']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
-
-
-def _gain(value: Mapping[str, float] | None) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value['mean']:+.1f} [{100 * value['low']:+.1f}, {100 * value['high']:+.1f}]"
