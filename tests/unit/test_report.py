@@ -178,7 +178,7 @@ def test_statistics_and_failures_are_told(compared: dict[str, Any]):
     assert statistics["Over all losses"]["rows"][0][:2] == ["stock TRL", "90.0 % [85.0 - 95.0 %]"]
     accuracies = statistics["Final accuracy over seeds, GRPO"]["rows"]
     assert accuracies[3][:5] == ["FastRL, tau0.2", "greedy", "3", "90.0 %", "90.0 %"]
-    assert accuracies[3][-2] == "-1.0 [-2.0 - +1.0]"
+    assert accuracies[3][-2] == "-1.0 [-2.0, +1.0]"
     lines = blocks(compared, "reliability", "lines")[0]["lines"]
     assert lines[0] == "29 of 30 cells are finished, 1 failed."
     assert lines[1] == "Failed: GRPO, CPPO, seed 1: out of <memory>"

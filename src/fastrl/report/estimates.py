@@ -22,6 +22,6 @@ def ratio(estimate: Mapping[str, Any]) -> str:
 def _text(estimate: Mapping[str, Any] | None, middle: str, form: Callable[[float], str]) -> str:
     if estimate is None or estimate[middle] is None:
         return "-"
-    if estimate["low"] is None:
+    if estimate["low"] is None or estimate["high"] is None:
         return form(estimate[middle])
     return f"{form(estimate[middle])} [{form(estimate['low'])}, {form(estimate['high'])}]"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastrl.report.estimates import points
 from fastrl.report.page.read import dig, number
 from fastrl.report.page.tables import (
     DASH,
@@ -180,8 +181,7 @@ def statistics_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
 
 
 def _points(difference: Any) -> str:
-    mean = number(dig(difference, "mean"))
-    return DASH if mean is None else f"{100 * mean:+.1f}{interval(difference, lambda v: f'{100 * v:+.1f}')}"
+    return points({name: number(dig(difference, name)) for name in ("mean", "low", "high")})
 
 
 def aggregate_table(run: Mapping[str, Any]) -> dict[str, Any]:
