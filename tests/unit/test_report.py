@@ -18,10 +18,12 @@ pytest.importorskip("matplotlib")
 
 from fastrl import FastRLConfig, cli
 from fastrl.report import published
+from fastrl.report.page.comparison import read_comparison
 from fastrl.report.page.draw import draw, look
 from fastrl.report.page.groups import MOST_CHARACTERS, Place, choose, index, shown_text
 from fastrl.report.page.live import Report, follow
 from fastrl.report.page.read import cells_are_done, read_lines
+from fastrl.report.page.tables import tau_points, tau_table
 from fastrl.report.page.twin import build_twin
 from fastrl.similarity import jaccard_distances
 from fastrl.types import ConfigError
@@ -104,6 +106,24 @@ def test_the_tau_sweep_takes_methods_that_differ_in_tau_alone(compared: dict[str
     assert drawn["tau-speed"]["series"][0]["low"] == pytest.approx([1.3, 1.6, 1.9])
     (sweep,) = [table for name, table in tables(compared, "budget").items() if "GRPO" in name]
     assert [row[0] for row in sweep["rows"]] == ["0", "0.2", "0.4", "0.5", "0.6", "0.8", "1"]
+
+
+def test_equal_taus_are_no_sweep_and_none_of_them_is_lost(comparison: Path):
+    run = read_comparison(comparison)
+    with_two = [method for method in run["methods"] if method["key"] in ("tau0.2", "tau0.5")]
+    for method in with_two:
+        method["fastrl"]["tau"] = 0.0
+    points = tau_points(run, "grpo")
+    assert [point["tau"] for point in points] == [0.0, 0.0, 0.8]
+    taus = [row[0] for row in tau_table(run, "grpo", points)["rows"]]
+    assert taus == ["0", "0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert tau_points({**run, "methods": with_two}, "grpo") == [], "one tau of two methods is no sweep"
+
+
+def test_runs_of_one_recipe_are_told_apart_by_their_folders(run: Path, comparison: Path):
+    assert build_twin([run, comparison])["title"] == "FastRL report: made-up, made-up matrix"
+    twice = build_twin([comparison, run, comparison])["title"]
+    assert twice == f"FastRL report: made-up matrix ({comparison}), made-up, made-up matrix ({comparison})"
 
 
 def test_figure_3_and_6_and_the_stages_are_there(compared: dict[str, Any]):

@@ -139,7 +139,7 @@ def stage_table(run: Mapping[str, Any], loss: str) -> dict[str, Any]:
 
 
 def tau_points(run: Mapping[str, Any], loss: str) -> list[dict[str, Any]]:
-    """Methods that differ in tau alone, by tau: the largest such set; [] if no two do."""
+    """Methods that differ in tau alone, by tau: of such sets that with most values of tau; [] if none has two."""
     families: dict[str, list[dict[str, Any]]] = {}
     for method in run["methods"]:
         settings = method["fastrl"]
@@ -155,17 +155,23 @@ def tau_points(run: Mapping[str, Any], loss: str) -> list[dict[str, Any]]:
                 "train_s": dig(result, "train_s", "mean"),
             }
         )  # fmt: skip
-    largest = max(families.values(), key=len, default=[])
-    return sorted(largest, key=lambda point: point["tau"]) if len(largest) > 1 else []
+    largest = max(families.values(), key=_num_taus, default=[])
+    return sorted(largest, key=lambda point: point["tau"]) if _num_taus(largest) > 1 else []
+
+
+def _num_taus(points: Sequence[Mapping[str, Any]]) -> int:
+    return len({point["tau"] for point in points})
 
 
 def tau_table(run: Mapping[str, Any], loss: str, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Table 8 of the paper: accuracy, time and speed against tau."""
-    ours, known = {point["tau"]: point for point in points}, published.TAU if loss == "grpo" else {}
+    known = published.TAU if loss == "grpo" and points else {}
     base = published.TAU[0.0]["hours"]
+    ours: list[tuple[float, Mapping[str, Any] | None]] = [(point["tau"], point) for point in points]
+    theirs_alone = [(tau, None) for tau in known if tau not in {point["tau"] for point in points}]
     rows = []
-    for tau in sorted({*ours, *known}) if ours else []:
-        point, theirs = ours.get(tau), known.get(tau)
+    for tau, point in sorted([*ours, *theirs_alone], key=lambda row: row[0]):
+        theirs = known.get(tau)
         rows.append(
             [
                 f"{tau:g}",

@@ -7,6 +7,7 @@ A section has an id, a title and blocks; a block is {kind: cards | figures | tab
 with its content. What was not recorded is a block of kind text that says so.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -47,7 +48,7 @@ def build_twin(
     finished = all(part["finished"] for part in parts)
     twin = {
         "format": FORMAT,
-        "title": "FastRL report: " + ", ".join(part["title"] for part in parts),
+        "title": "FastRL report: " + ", ".join(_names(parts)),
         "written": (written or datetime.now(UTC)).isoformat(timespec="seconds"),
         "fastrl": _version(),
         "finished": finished,
@@ -60,6 +61,15 @@ def build_twin(
         "parts": parts,
     }  # fmt: skip
     return plain(twin)
+
+
+def _names(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Titles of the parts; those that several bear come with their folders."""
+    times = Counter(part["title"] for part in parts)
+    return [
+        part["title"] if times[part["title"]] == 1 else f"{part['title']} ({part['folder']})"
+        for part in parts
+    ]
 
 
 def _version() -> str:
